@@ -126,7 +126,10 @@ class Comparison:
         run_all = partial(self._run_cells, metrics=[self.settings.tune_metric])
         best = tuned(self.specs, self.settings, self.cell, run_all)
         chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
-        self.notes.append(f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each: {chosen}")
+        self.notes.append(
+            f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each with one seed; verdicts are "
+            f"at these settings, which another tuning may not find: {chosen}"
+        )
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
         if again := tuned([self.twin], self.settings, self.cell, run_all, FIRST_SEED + 1):
@@ -224,7 +227,10 @@ def find_loss(
     known = [command for command in commands if command[2] in data["hosts"]]
     if not commands or (len(known) != 1 and len(commands) > len(known) + 1):
         roads = "; ".join(shlex.join(["compare", *command[2 : command.index("--")]]) for command in commands)
-        raise ValueError(f"auto: found {len(commands)} losses to replace" + (f", name one: {roads}" if roads else ""))
+        folder = Script.of(script)[0].path.resolve().parent
+        similar = [name for name in registry.names() if registry.load(name).recognises(folder)]
+        hint = f", name one: {roads}" if roads else f"; it looks like the host {similar[0]}" if similar else ""
+        raise ValueError(f"auto: found {len(commands)} losses to replace{hint}")
     shared.write(name, json.dumps(data).encode())
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")

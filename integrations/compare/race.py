@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -56,7 +57,7 @@ class Arm:
     factor: float  # of the script's own temperature
     short: float = math.nan
     full: float = math.nan
-    dropped: str = ""
+    dropped: bool = False
     curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
 
     @property
@@ -75,7 +76,8 @@ class Race(Comparison):
         self.flag, self.chosen_by, self.most = given.steps_flag, given.metric[0], 2 * given.budget
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
-        self.families = [spec for spec in self.specs if spec != HOST] or proposals(self.told)
+        typed = [re.sub(rf"^{HOST}\b", OWN, spec) for spec in self.specs if spec != HOST]
+        self.families = typed or proposals(self.told)
         if len(self.families) > self.most:
             raise ValueError(f"--budget {given.budget}: enough for {self.most} treatments, got {len(self.families)}.")
         self.arms: list[Arm] = []
@@ -94,7 +96,8 @@ class Race(Comparison):
             longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
             cells += [self.cell(tuned.text, seed, **longer) for seed in seeds]
         runs = [run for run in self._run_cells(cells, [self.confirmed_by]) if run.done]
-        errors = dict(uneven([run for run in runs if run.arguments.get("length") is None]))
+        even = [] if self.settings.any_length else [run for run in runs if run.arguments.get("length") is None]
+        errors = dict(uneven(even))
         if errors or len(runs) < len(cells):
             for error in errors.values():
                 print(f"counterpoint race: {error}", file=sys.stderr)
@@ -120,45 +123,51 @@ class Race(Comparison):
 
     def _search(self) -> None:
         """Train every arm for a share of the length, and those that Optuna does not prune to the end."""
-        self._begin(OWN, TEMPERATURES)
+        self._begin((OWN, factor) for factor in TEMPERATURES)
         self._follow(own=True)
-        tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short).factor
-        for family in self.families:  # also below the best temperature, since large ones hide faults
-            self._begin(family, (tuned, tuned / 2))
+        tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
+        near = (tuned.factor, tuned.factor / 2)  # below the best temperature too, since large ones hide faults
+        self._begin(product(self.families, near))
         self._follow(own=False)
         ranked, study = sorted(self.arms, key=lambda arm: arm.short, reverse=True), _study(self._folder())
-        top = len(ranked) // SHARE  # each is compared with those before it: the best come last, and all of them go on
+        top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
         for arm in ranked[top:] + ranked[:top][::-1]:
             trial = study.ask()
             trial.set_user_attr("treatment", arm.text)
             if math.isfinite(arm.short):
                 trial.report(arm.short, 1)
-            if not math.isfinite(arm.short) or trial.should_prune():
-                arm.dropped = "at a quarter"
+            if math.isfinite(arm.short) and not trial.should_prune():
+                trials[arm.text] = trial
+            else:
+                arm.dropped = True
                 study.tell(trial, state=_pruned())
-                continue
-            self._finish(arm)
-            study.tell(trial, arm.full) if math.isfinite(arm.full) else study.tell(trial, state=_pruned())
-        own = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
-        if math.isnan(own.full):  # the script's own loss at its best temperature always runs to the end
-            self._finish(own)
+        tuned.dropped = False  # always runs to the end
+        finished = [arm for arm in self.arms if not arm.dropped]
+        for arm, run in zip(finished, self._train([arm.text for arm in finished], {}), strict=True):
+            arm.full, arm.curve = self._value(run), arm.curve + self._points(run, self.length)
+            if arm.text in trials:
+                state = {"values": arm.full} if math.isfinite(arm.full) else {"state": _pruned()}
+                study.tell(trials[arm.text], **state)
 
-    def _begin(self, family: str, factors: Sequence[float]) -> bool:
-        """Train a treatment at some temperatures for a share of the script's length; return whether any was new."""
+    def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
+        """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
         if not self.length:
             self._count_lines()
-        texts = {text: factor for factor in factors if (text := at_temperature(family, self.own, factor))}
-        arms = [Arm(text, family, f) for text, f in texts.items() if text not in {arm.text for arm in self.arms}]
-        del arms[self.most - len(self.arms) :]
+        arms: dict[str, Arm] = {}
+        for family, factor in settings:
+            if text := at_temperature(family, self.own, factor):
+                arms.setdefault(text, Arm(text, family, factor))
+        known = {arm.text for arm in self.arms}
+        new = [arm for arm in arms.values() if arm.text not in known][: self.most - len(self.arms)]
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
-        for arm, run in zip(arms, self._train([arm.text for arm in arms], short), strict=True):
+        for arm, run in zip(new, self._train([arm.text for arm in new], short), strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve = self._points(run, quarter)
-        self.arms += arms
+        self.arms += new
         if self.arms[0].short == -math.inf:
             raise ValueError("the script's own loss gave no number; its output has the reason.")
-        return bool(arms)
+        return bool(new)
 
     def _follow(self, own: bool) -> None:
         """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
@@ -166,12 +175,8 @@ class Race(Comparison):
         while more:
             top = max((arm for arm in self.arms if arm.own == own), key=lambda arm: arm.short)
             tried = [arm.factor for arm in self.arms if arm.family == top.family]
-            further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor)
-            more = further in FACTORS and self._begin(top.family, [further])
-
-    def _finish(self, arm: Arm) -> None:
-        (run,) = self._train([arm.text], {})
-        arm.full, arm.dropped, arm.curve = self._value(run), "", arm.curve + self._points(run, self.length)
+            further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)
+            more = further in FACTORS and self._begin([(top.family, further)])
 
     def _count_lines(self) -> None:
         """Take the numbers that a whole training prints as its length."""
@@ -213,7 +218,7 @@ class Race(Comparison):
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
-            end = arm.dropped or f"{self.sign * arm.full:.4g} at the end"
+            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end"
             yield f"{arm.text}: {self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
 
 
@@ -239,7 +244,9 @@ def proposals(told: Sequence[str]) -> list[str]:
 
 def best(arms: Sequence[Arm]) -> Arm:
     """Return the arm that was best at the end."""
-    return max((arm for arm in arms if math.isfinite(arm.full)), key=lambda arm: arm.full)
+    if not (finished := [arm for arm in arms if math.isfinite(arm.full)]):
+        raise ValueError("no training of the whole length gave a number; the output of the runs has the reason.")
+    return max(finished, key=lambda arm: arm.full)
 
 
 def sentence(

@@ -37,9 +37,7 @@ def draw(arms: Sequence[Arm], metric: str) -> Any:
         look = looks[arm.text]
         style = {"color": GREY, "linestyle": ":"} if arm.dropped else {"color": look.colour, "linestyle": look.dash}
         points = sorted(arm.curve)
-        axes.plot(
-            *zip(*points, strict=True), **style, label=f"{arm.text}{', dropped ' * bool(arm.dropped)}{arm.dropped}"
-        )
+        axes.plot(*zip(*points, strict=True), **style, label=arm.text + ", dropped" * arm.dropped)
         axes.plot(*points[-1], "x" if arm.dropped else "o", color=style["color"], markersize=5)
     axes.set_xlabel("length of the training")
     axes.set_ylabel(metric)
