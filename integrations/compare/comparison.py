@@ -95,7 +95,7 @@ class Comparison:
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
         runs = self._run_cells(early)
-        if late and not _same_numbers([run for run in runs if run.done]):
+        if late and not same_numbers([run for run in runs if run.done]):
             runs += self._run_cells(late)
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
@@ -107,7 +107,7 @@ class Comparison:
         if not (done := [run for run in done if run not in errors]):
             return 1
         self.notes += [*own_settings(self.specs), *_time_notes(done, baseline)]
-        if _same_numbers(done):  # repetitions, of which a test would make evidence
+        if same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
             stopped = f"stopped after {EQUAL} seeds: " * bool(late)
             told = f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
@@ -199,7 +199,7 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
-def _same_numbers(runs: Sequence[Run]) -> bool:
+def same_numbers(runs: Sequence[Run]) -> bool:
     """Return whether there are several seeds, and no row's numbers depend on them."""
     rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})

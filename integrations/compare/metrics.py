@@ -135,9 +135,8 @@ def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for metric in metrics:
         try:
-            value = (
-                values_of(metric, written)[-1][1] if metric.kind in SERIES else _READERS[metric.kind](metric, written)
-            )
+            value = _READERS[metric.kind](metric, written)
+            value = value[-1][1] if metric.kind in SERIES else value
             values = value if isinstance(value, dict) else {metric.name: value}
             numbers |= {str(name): float(number) for name, number in values.items()}
         except (KeyError, OSError, TypeError, ValueError) as error:
@@ -147,20 +146,14 @@ def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
 
 
 def curves(metrics: Iterable[Metric], written: Written) -> dict[int, dict[str, float]]:
-    """Return what was written while the script trained, by the steps; nothing of metrics with a single number."""
+    """Return what was written while the script trained, by its steps, or else by 1, 2, ..."""
     lines: dict[int, dict[str, float]] = {}
     for metric in metrics:
-        if metric.kind in SERIES and metric.name != "step" and len(values := values_of(metric, written)) > 1:
-            for step, value in values:
+        if metric.kind in SERIES and metric.name != "step":
+            for step, value in _READERS[metric.kind](metric, written):
                 with suppress(ValueError):
                     lines.setdefault(step, {})[metric.name] = float(value)
     return {step: lines[step] for step in sorted(lines) if lines[step]}
-
-
-def values_of(metric: Metric, written: Written) -> Values:
-    """Return all that was written of a metric while the script trained, with the steps, or else 1, 2, ..."""
-    values: Values = _READERS[metric.kind](metric, written)
-    return values
 
 
 def _json(metric: Metric, written: Written) -> Any:

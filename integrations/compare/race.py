@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,41 +29,21 @@ from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
-from .comparison import Comparison, uneven
+from .comparison import Comparison, same_numbers, uneven
+from .race_page import OWN, Arm, Points
+from .running import NO_SEED
 from .settings import HOST
 
 if TYPE_CHECKING:
     import optuna
 
-Points = list[tuple[float, float]]
 SHARE = 4  # the first trainings have a quarter of the script's length, and a quarter of them goes on
 TEMPERATURES = (1.0, 0.5, 2.0)  # the first ones, as multiples of the script's own
 FACTORS = [2.0**power for power in range(-4, 5)]  # what is tried at most
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
-OWN, AT = "{own}", "{t}"  # in treatments: the script's own loss, and the temperature of another one
+AT = "{t}"  # in treatments that are not of the script's own loss: their temperature
 HCL = ("hcl:beta=1,prior=0.1{t}", "hcl:beta=2,prior=0.1{t}")
-
-
-@dataclass
-class Arm:
-    """A treatment in the race: its text, and its scores at a share of the script's length and at all of it.
-
-    Higher scores are better: they have the other sign where smaller numbers are.
-    """
-
-    text: str
-    family: str  # the same without the temperature
-    factor: float  # of the script's own temperature
-    short: float = math.nan
-    full: float = math.nan
-    dropped: bool = False
-    curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
-
-    @property
-    def own(self) -> bool:
-        """Whether it is the script's own loss, at some temperature."""
-        return self.family == OWN
 
 
 class Race(Comparison):
@@ -95,7 +75,10 @@ class Race(Comparison):
         if self.flag:
             longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
             cells += [self.cell(tuned.text, seed, **longer) for seed in seeds]
-        runs = [run for run in self._run_cells(cells, [self.confirmed_by]) if run.done]
+        runs = [run for run in self._run_cells(cells[: 2 * len(rows)], [self.confirmed_by]) if run.done]
+        if same_numbers(runs):
+            raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
+        runs += [run for run in self._run_cells(cells[2 * len(rows) :], [self.confirmed_by]) if run.done]
         even = [] if self.settings.any_length else [run for run in runs if run.arguments.get("length") is None]
         errors = dict(uneven(even))
         if errors or len(runs) < len(cells):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from markupsafe import Markup, escape
 
@@ -15,8 +17,29 @@ from .. import report
 from ..report.output import svg
 from ..report.plots import GREY, styles
 
-if TYPE_CHECKING:
-    from .race import Arm
+OWN = "{own}"  # in treatments: the script's own loss
+Points = list[tuple[float, float]]
+
+
+@dataclass
+class Arm:
+    """A treatment in the race: its text, and its scores at a share of the script's length and at all of it.
+
+    Higher scores are better: they have the other sign where smaller numbers are.
+    """
+
+    text: str
+    family: str  # the same without the temperature
+    factor: float  # of the script's own temperature
+    short: float = math.nan
+    full: float = math.nan
+    dropped: bool = False
+    curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the script's own loss, at some temperature."""
+        return self.family == OWN
 
 
 def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, folder: Path, title: str) -> Path:
