@@ -50,20 +50,27 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``counterpoint compare``."""
-    parser.description = DESCRIPTION
-    parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; its flags may follow")
-    _add_flags(parser)
+OBJECTIVES = "what to compare: specs, treatments, and host for the script's own loss (required)"
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    description: str = DESCRIPTION,
+    kind: type[Settings] = Settings,
+    objectives: str = OBJECTIVES,
+) -> None:
+    """Add the arguments of ``counterpoint compare``, or of another command that runs a script of the user's."""
+    parser.description = description
+    parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; auto finds its loss")
+    _add_flags(parser, kind, objectives)
     parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
     parser.set_defaults(check=_check)
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.take_flags = ("--seed-flag",)  # type: ignore[attr-defined]
-    objectives = "what to compare: specs, treatments, and host for the script's own loss (required)"
+def _add_flags(parser: argparse.ArgumentParser, kind: type[Settings], objectives: str) -> None:
+    parser.take_flags = ("--seed-flag", "--steps-flag")  # type: ignore[attr-defined]
     flags.add_objective(parser, objectives, row)
-    flags.add_settings(parser, Settings)
+    flags.add_settings(parser, kind)
     flags.add_runs(parser)
     parser.set_defaults(seeds=5)
     group = parser.add_argument_group("where the loss is")
@@ -79,20 +86,24 @@ def _seam_flags() -> list[argparse.Action]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
-    own = f"counterpoint compare {arguments.host}"
-    words, arguments.script = inject.split(arguments.script)
-    parser = Parser(own, f"{own} [options] -- train.py ...")
-    _add_flags(parser)
-    parser.parse_args(words, arguments)
-    arguments.settings = Settings(**flags.chosen(arguments, Settings))
-    if arguments.host is not None:
-        check_known("unknown host", arguments.host, registry.names())
-    for fault in _faults(arguments, arguments.settings, arguments.script):
+    read(arguments, "compare", Settings)
+    for fault in faults(arguments, arguments.settings, arguments.script):
         raise ValueError(fault)
 
 
-def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
+def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> None:
+    """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
+    own = f"counterpoint {command} {arguments.host}"
+    words, arguments.script = inject.split(arguments.script)
+    parser = Parser(own, f"{own} [options] -- train.py ...")
+    _add_flags(parser, kind, OBJECTIVES)
+    parser.parse_args(words, arguments)
+    arguments.settings = kind(**flags.chosen(arguments, kind))
+    if arguments.host is not None:
+        check_known("unknown host", arguments.host, registry.names())
+
+
+def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
     """Yield the faults of a comparison."""
     if arguments.host is None:
         yield f"which host? Known: {', '.join(registry.names())}"
@@ -156,12 +167,12 @@ def command(arguments: argparse.Namespace) -> int:
     from .comparison import Comparison
 
     try:
-        return Comparison(arguments, _seam_words(arguments)).run()
+        return Comparison(arguments, seam_words(arguments)).run()
     except SeamError as error:  # from checks; those of a run are stored with it
         raise ValueError(str(error)) from error
 
 
-def _seam_words(arguments: argparse.Namespace) -> list[str]:
+def seam_words(arguments: argparse.Namespace) -> list[str]:
     """Return the flags of ``counterpoint inject`` that were typed."""
     words: list[str] = []
     for action in _seam_flags():
