@@ -186,7 +186,7 @@ class Race(Comparison):
     def _folder(self) -> Path:
         """Return the folder of this race's page and of Optuna's storage, on this machine."""
         named = store.checksum(json.dumps([self.cell(HOST, 0), self.families, self.chosen_by.text]))[:12]
-        folder = Run(self.arguments.out, self.cell(HOST, 0)).root / DOMAIN / f"race-{named}"
+        folder = Run(self.arguments.out, self.cell(HOST, 0)).folder.root / DOMAIN / f"race-{named}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
