@@ -32,7 +32,7 @@ SOURCES = $(sort $(shell find core experimental plugins integrations -type f ! -
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
 
-demo: $(VENV)/ready
+demo: $(if $(wildcard $(VENV)/installed),$(VENV)/ready,$(VENV)/extras)
 	$(VENV)/bin/counterpoint demo --out demo --jobs $(JOBS)
 
 docs: $(VENV)/ready
@@ -104,8 +104,15 @@ $(VENV)/ready: $(VENV)/installed FORCE
 $(VENV)/installed: pyproject.toml
 	@echo "setting up $(VENV)"
 	$(call environment,$(VENV))
-	@$(call pip,$(VENV),-e '.[dev]' $(if $(PINNED),-c constraints.txt))
+	@$(call pip,$(VENV),-e '.[all]' --group dev $(if $(PINNED),-c constraints.txt))
 	@rm -f $(VENV)/ready
+	@touch $@
+
+# the extras of users alone, for `make demo` in a new clone
+$(VENV)/extras: pyproject.toml
+	@echo "setting up $(VENV)"
+	$(call environment,$(VENV))
+	@$(call pip,$(VENV),-e '.[all]' $(if $(PINNED),-c constraints.txt))
 	@touch $@
 
 $(LOWEST)/ready: pyproject.toml
@@ -119,7 +126,8 @@ $(LOWEST)/ready: pyproject.toml
 define environment
 	@command -v uv >/dev/null || $(PYTHON) -m pip install --quiet uv 2>/dev/null || true
 	@test -x $(1)/bin/python || \
-	  if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(1); else $(PYTHON) -m venv $(1); fi
+	  if command -v uv >/dev/null; then uv venv --quiet --python $(PYTHON) $(1); \
+  else $(PYTHON) -m venv $(1) && $(1)/bin/python -m pip install --quiet 'pip>=25.1'; fi
 endef
 
 # $(call pip,environment,arguments): install packages with uv if there is one, else with pip

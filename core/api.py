@@ -26,10 +26,11 @@ from .objectives.dro import (
     tau_from_radius,
     worst_case_weights,
 )
-from .objectives.infonce import DCL, HCL, InfoNCE
+from .objectives.infonce import DCL, HCL, RINCE, Arctanh, InfoNCE
 from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
-from .objectives.polarization import DistancePolarization, pairs_in_margin
+from .objectives.polarization import DistancePolarization, SpreadOut, pairs_in_margin
 from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
+from .objectives.ranking import PSL, DrRL
 from .objectives.siglip import SigLIP
 from .spec import SpecError
 from .treatment import Treatment, treatment
@@ -37,12 +38,11 @@ from .values import Learned, Schedule
 from .version import __version__
 
 __all__ = [
-    "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "AlphaCL", "ArCL", "Choice", "DebiasedPositives",
-    "DistancePolarization", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned", "MatrixNegatives", "MeanVariance",
-    "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores", "SigLIP", "SpecError",
-    "SupCon", "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
-    "gradcache", "kl_alpha", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances",
-    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "treatment",
-    "views",
-    "weight_curve", "worst_alignment", "worst_case_weights",
+    "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "PSL", "RINCE", "AlphaCL", "ArCL", "Arctanh", "Choice",
+    "DebiasedPositives", "DistancePolarization", "DrRL", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned",
+    "MatrixNegatives", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores",
+    "SigLIP", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio",
+    "distances", "from_dict", "gather", "gradcache", "kl_alpha", "margin", "mutual_information", "objective",
+    "pairs_in_margin", "plot_distances", "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold",
+    "treatment", "views", "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip

@@ -9,15 +9,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+# the name on package indexes, where `counterpoint` is another project
+DISTRIBUTION = "counterpoint-losses"
+
 
 def install(extra: str) -> str:
     """Return the command that installs an extra.
 
     An installer records where it took a package from in ``direct_url.json`` (PEP 610), unless that was an index.
     """
-    name = f"counterpoint[{extra}]"
+    name = f"{DISTRIBUTION}[{extra}]"
     # in a clone, the folder of its last build is found too, which has no such file
-    found = (package.read_text("direct_url.json") for package in metadata.distributions(name="counterpoint"))
+    found = (package.read_text("direct_url.json") for package in metadata.distributions(name=DISTRIBUTION))
     origin = json.loads(next(filter(None, found), "{}"))
     url = origin.get("url", "")
     folder = Path(url2pathname(urlsplit(url).path))

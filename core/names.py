@@ -34,10 +34,10 @@ ELSEWHERE = {
 
 # the class of each built-in objective, by its name in specs; a test compares it with the registry
 OBJECTIVES = {
-    "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "adnce": "ADNCE", "alphacl": "AlphaCL", "mv": "MeanVariance",
-    "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust", "intcl": "IntCL", "intnacl": "IntNaCl",
-    "dp": "DistancePolarization", "supcon": "SupCon", "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives",
-    "siglip": "SigLIP",
+    "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "rince": "RINCE", "arctanh": "Arctanh", "adnce": "ADNCE",
+    "alphacl": "AlphaCL", "mv": "MeanVariance", "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust",
+    "intcl": "IntCL", "intnacl": "IntNaCl", "dp": "DistancePolarization", "gor": "SpreadOut", "supcon": "SupCon",
+    "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "siglip": "SigLIP", "psl": "PSL", "drrl": "DrRL",
 }  # fmt: skip
 
 

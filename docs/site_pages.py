@@ -23,6 +23,7 @@ from docstrings import as_markdown
 from latex2mathml.converter import convert
 
 import counterpoint as cp
+from counterpoint.integrations import evidence
 from counterpoint.integrations.command.objectives import facts
 from counterpoint.integrations.domain import NAMES as DOMAINS
 from counterpoint.plugins import registry
@@ -237,9 +238,17 @@ def cell(content: str) -> str:
     return " ".join(content.replace("|", "\\|").split())
 
 
+def in_the_atlas(name: str) -> str:
+    """How many cells of the atlas an objective gains and loses in, of those where it is not told the fault."""
+    some = [one for one in evidence.cells(objective=name) if one["row"] != evidence.PLAIN and not evidence.knows(one)]
+    groups = evidence.by_effect(some)
+    return f"+{len(groups['helps'])}, -{len(groups['hurts'])} of {len(some)}" if some and name != "infonce" else ""
+
+
 def objectives_page() -> str:
     rows = [
-        f"| [{kind.__name__}]({name}.md) | `{name}` | {cell(kind.use)} | {cell(kind.tune_first)} | {cell(kind.cost)} |"
+        f"| [{kind.__name__}]({name}.md) | `{name}` | {cell(kind.use)} | {in_the_atlas(name)} "
+        f"| {cell(kind.tune_first)} | {cell(kind.cost)} |"
         for name, kind in cp.registry.items()
     ]
     return "\n".join(
@@ -249,9 +258,15 @@ def objectives_page() -> str:
             'Each is a class, and a word in a spec: `cp.objective("arcl(hcl:beta=1) + 0.1*dp")`. '
             "[Which loss for my data](../which_loss.md) starts from what you know about your data.",
             "",
-            "| objective | in specs | try it if you see | tune first | extra cost |",
-            "|---|---|---|---|---|",
+            "In [the atlas](../atlas.md): the cells where it gains (+) and loses (-) against tuned InfoNCE.",
+            "",
+            "| objective | in specs | try it if you see | in the atlas | tune first | extra cost |",
+            "|---|---|---|---|---|---|",
             *rows,
+            "",
+            "Losses that contrast nothing, or that regress scores, are elsewhere: Barlow Twins and VICReg in "
+            "[lightly](https://docs.lightly.ai/self-supervised-learning/lightly.loss.html), CoSENT, AnglE and "
+            "margin-MSE in [sentence-transformers](https://sbert.net/docs/package_reference/sentence_transformer/losses.html).",
             "",
         ]
     )

@@ -31,7 +31,7 @@ def concurrent(arguments: argparse.Namespace) -> int:
 
 
 def runs(text: str) -> str | Path:
-    """A type for argparse: a folder of runs, its URL, or a run on the hub, see :mod:`~.store.published`."""
+    """A type for argparse: a folder of runs, its URL, or a run on the hub, ``hf://owner/name``."""
     return text if text.startswith("hf://") else store(text, written=False)
 
 
@@ -66,13 +66,11 @@ def check_runs(places: Sequence[str | Path]) -> None:
 
 def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
     """Return the finished runs of a domain for which ``where`` is true; raise ``ValueError`` if there are none."""
-    from .store.published import local
     from .store.run import find_runs
 
-    folders = local(places)
-    runs = [run for run in find_runs(folders) if run.done and not run.tuning and where(run)]
+    runs = [run for run in find_runs(places) if run.done and not run.tuning and where(run)]
     if not runs:
-        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, folders))}")
+        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, places))}")
     if wrong := [run.address for run in runs if run.arguments["domain"] != domain]:
         raise ValueError(f"{wrong[0]} is not a run of {domain}")
     return runs

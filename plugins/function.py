@@ -8,13 +8,15 @@
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
 ``cat=2`` where one parameter holds two views, one below the other, ``keys=shared`` where the third parameter holds the
 negatives of all anchors, and ``anchors=first`` where only the first view's
-samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
+samples are anchors. With ``keys=shared``, a key that is an anchor's own positive is not its negative in the objective;
+if the script's denominator had the positive by way of such a key, say ``denominator=with_positive``.
+Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
 ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The script computes, and logs, its own loss; the gradient that its backward pass
 brings to the embeddings becomes that of the objective, see :mod:`counterpoint.plugins.gradient`. ``--own`` says what
-the function computes, which every step then proves; without it, a function that returns a loss alone is taken for a
-mean over anchors.
+the function computes, which is then proved during training; without it, a function that returns a loss alone is taken
+for a mean over anchors.
 
 **What is not possible.** Functions that are defined inside other functions.
 """
@@ -41,7 +43,7 @@ from counterpoint.names import check_known, nearest
 
 from .embeddings import Call, Embeddings
 from .finder.frames import function_name, is_nested
-from .finder.functions import shared_scores
+from .finder.functions import copies, shared_scores
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
@@ -122,7 +124,7 @@ class _Replaced:
             options["stacked"] = True
         if options.pop("keys", None):
             scores = shared_scores(*parts, normalize=options.pop("normalize", True))
-            return Call(scores, options, "from_scores", scale=scale)
+            return Call(scores, options, "from_scores", scale=scale, trained=(*scores, ~copies(*scores, *parts[1:])))
         return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=self.first)
 
 
@@ -270,8 +272,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
             seam.notes[replaced.site.text] = (
                 "taken for a mean over anchors, and not compared: --own says what the function computes"
             )
-            embeddings.returned(result)
-        return result
+        return embeddings.returned(result)
 
     vars(call)["counterpoint_replaces"] = original
     # compiled code would trace what happens here once

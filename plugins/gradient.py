@@ -6,8 +6,10 @@ gradient of the objective instead; embeddings, likewise. A mean, a factor, an ac
 ``GradScaler`` are all in ``w``; other terms of the loss are not touched; and it does not matter how the loss is written
 or who calls ``backward``.
 
-That ``g = w * G`` holds is checked in every step: it is the proof that the objective replaces the whole loss of these
-tensors. Wrong positives, targets that change during training, and a second term of the same logits are errors.
+That ``g = w * G`` holds is checked in every step, but for some of those in which a function returns its loss, from
+which ``w`` follows (see :mod:`counterpoint.plugins.embeddings`): it is the proof that the objective replaces the whole
+loss of these tensors. Wrong positives, targets that change during training, and a second term of the same logits are
+errors.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch
 """The largest relative difference of losses that are computed in these precisions."""
 LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
+CROSS_ENTROPY = "infonce:t=host"  # of scaled logits, whose gradient is softmax minus one-hot whatever the scale is
 NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
 
 
@@ -287,6 +290,21 @@ class Logits(Replaced):
         if self.both and x.shape[-2] != x.shape[-1]:
             raise SeamError(f"{self.where}: --way both: expected as many rows as columns, got {tuple(x.shape)}")
         own, ones, tried = own_loss(self.own), torch.ones_like(g[..., 0]), []
+        largest = float(x.masked_fill(x <= MASKED, 0.0).abs().max())
+        allowed = LOGITS[dtype] + torch.finfo(dtype).eps * self.later * largest
+        smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+        def missing(*expected: Tensor) -> Tensor:
+            """Zeros that no rounding explains, which the host leaves out: anchors, keys but for their exponentials."""
+            return functools.reduce(torch.logical_and, (each.abs() > smallest for each in expected), g == 0)
+
+        if self.own == CROSS_ENTROPY and not (self.both or self.apart or self.flipped is not None):
+            expected = torch.softmax(x, -1) - self._are_positives(g).to(g.dtype)
+            weight = _weight(g, expected)
+            error = float((g - weight * expected).abs().max() / g.abs().max())
+            if error <= allowed and not bool(missing(weight * expected, expected).any()):
+                self.conclude(error, dtype, allowed)
+                return weight * ones, x
 
         def expected_of(y: Tensor) -> tuple[float, Tensor]:
             leaves = [y.detach().requires_grad_(), *(each.detach() for each in self.learned)]
@@ -294,12 +312,10 @@ class Logits(Replaced):
             return float(value.detach()) / ones.numel(), torch.autograd.grad(value, leaves[:1])[0]
 
         whole = expected_of(x)
-        # zeros that no rounding explains are what the host leaves out: anchors, and keys but for their exponentials
-        smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-        missing = (g == 0) & ((_weight(g, whole[1]) * whole[1]).abs() > smallest) & (whole[1].abs() > smallest)
-        counted = (g != 0).any(-1) | ~missing.any(-1)
+        without = missing(_weight(g, whole[1]) * whole[1], whole[1])
+        counted = (g != 0).any(-1) | ~without.any(-1)
         near = x > x.amax(-1, keepdim=True) - UNDERFLOW
-        left_out = missing & near & (g != 0).any(-1, keepdim=True) & ~self._are_positives(g)
+        left_out = without & near & (g != 0).any(-1, keepdim=True) & ~self._are_positives(g)
         candidates = [(x, whole, bool(left_out.any()))]
         if candidates[0][2]:
             y = x.masked_fill(left_out, -torch.inf)
@@ -313,8 +329,7 @@ class Logits(Replaced):
                 worse = ROUNDING[dtype] / 10 * (ignores + (bool(some) and rows is not counted))
                 tried.append((error + worse if error == error else torch.inf, digits(value) * error, weights, y))
         _, error, weights, y = min(tried, key=lambda each: each[0])
-        largest = float(x.masked_fill(x <= MASKED, 0.0).abs().max())
-        self.conclude(error, dtype, LOGITS[dtype] + torch.finfo(dtype).eps * self.later * largest)
+        self.conclude(error, dtype, allowed)
         return weights, y
 
     def _are_positives(self, g: Tensor) -> Tensor:

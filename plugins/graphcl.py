@@ -41,7 +41,7 @@ def patch(objective: str | Seam, module: ModuleType) -> Seam:
         embeddings = Embeddings(
             seam, "simclr.loss_cal", own_spec(*settings), lambda *views: Call(views, {"pairing": ONE_WAY})
         )
-        return host_loss(self, *embeddings(x, x_aug), *settings)  # type: ignore[no-any-return]
+        return embeddings.returned(host_loss(self, *embeddings(x, x_aug), *settings))  # type: ignore[no-any-return]
 
     model.loss_cal = loss_cal
     seam.say(f"replacing the gradient of the arguments of simclr.loss_cal in {module.__file__}")

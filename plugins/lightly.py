@@ -153,7 +153,7 @@ def _patch_class(seam: Seam, class_: Any, host_spec: str) -> None:
         own, gather = host_spec.format(self.temperature), self.gather_distributed
         where = f"{class_.__name__}.forward"
         embeddings = Embeddings(seam, where, own, lambda *views: _call(views, keys, gather, weight_fn), self)
-        return host_forward(self, *embeddings(out0, out1))
+        return embeddings.returned(host_forward(self, *embeddings(out0, out1)))  # type: ignore[no-any-return]
 
     class_.forward = torch.compiler.disable(forward)  # the seam counts and writes, which compiled code cannot
     seam.say(f"replacing the gradient of the arguments of {class_.__name__}.forward in lightly.loss")

@@ -150,7 +150,7 @@ def _patch_grace(seam: Seam, class_: Any) -> None:
         projected = iter(embeddings(self.projection(z1), self.projection(z2)))
         self.projection = lambda _: next(projected)
         try:
-            return host_loss(self, z1, z2, *args, **kwargs)  # type: ignore[no-any-return]
+            return embeddings.returned(host_loss(self, z1, z2, *args, **kwargs))  # type: ignore[no-any-return]
         finally:
             del self.projection
 
@@ -172,7 +172,8 @@ def _patch_pygcl(seam: Seam, class_: Any) -> None:
             return Call((cosines, positives), method="from_logits")
 
         embeddings = Embeddings(seam, f"{class_.__name__}.compute", f"infonce:t={self.tau!r}", call, self)
-        return host_compute(self, *embeddings(anchor, sample), pos_mask, neg_mask, *rest)  # type: ignore[no-any-return]
+        loss = host_compute(self, *embeddings(anchor, sample), pos_mask, neg_mask, *rest)
+        return embeddings.returned(loss)  # type: ignore[no-any-return]
 
     compute.is_ours = True  # type: ignore[attr-defined]
     class_.compute = torch.compiler.disable(compute)

@@ -13,6 +13,8 @@ import pytest
 import tiny_bert
 from processes import PATIENCE
 
+from counterpoint.install import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parent.parent
 AGENT = "--episodes 1 --size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 500 --random-steps 20"
 TOY = f"python {ROOT / 'tests' / 'support' / 'toy_grid.py'} toy 1"
@@ -46,7 +48,7 @@ def test_an_extra_at_its_lowest_versions(tmp_path, extra, request):
     (tmp_path / "constraints.txt").write_text(NUMPY[extra] + "\n")
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, bin.parent], check=True)
     install = ["uv", "pip", "install", "--quiet", "--python", bin / "python", "--resolution", "lowest-direct"]
-    install += ["--constraint", tmp_path / "constraints.txt", f"counterpoint[{extra}] @ {ROOT.as_uri()}"]
+    install += ["--constraint", tmp_path / "constraints.txt", f"{DISTRIBUTION}[{extra}] @ {ROOT.as_uri()}"]
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode and ("error sending request" in done.stderr or "network" in done.stderr.lower()):
         pytest.skip(f"packages cannot be installed here: {done.stderr[-300:]}")

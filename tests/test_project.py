@@ -21,6 +21,7 @@ FORMS = sorted(path.name for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob(
 SCHEMAS = {
     "CITATION.cff": "citation-file-format",
     ".github/workflows/ci.yml": "github-workflows",
+    ".github/workflows/release.yml": "github-workflows",
     ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
     **{f".github/ISSUE_TEMPLATE/{name}": "github-issue-forms" for name in FORMS},
 }

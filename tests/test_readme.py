@@ -18,7 +18,7 @@ README = Path(__file__).resolve().parent.parent / "README.md"
 
 def test_python_blocks_run():
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(blocks) >= 2
+    assert blocks
     names: dict[str, object] = {}
     for i, block in enumerate(blocks):
         exec(compile(block, f"README.md, Python block {i + 1}", "exec"), names)
@@ -43,10 +43,15 @@ def test_the_table_of_objectives_agrees_with_their_classes(row):
         assert any(re.search(rf"\b{name}\b", kind.tune_first) for kind in kinds), name
 
 
+# objectives that the atlas has not measured, which only the page of objectives and docs/which_loss.md name
+UNMEASURED = {"rince", "arctanh", "psl", "drrl", "gor"}
+
+
 def test_the_table_names_the_objectives_of_every_paper():
     named = set(re.findall(r"\w+", " ".join(row[1] for row in ROWS))) & set(registry)
     paper = {name: (re.findall(r"https?://[^\s,]+", kind.paper) or [kind.paper])[0] for name, kind in registry.items()}
-    assert {*paper.values()} - {paper[name] for name in named} == {paper["alphacl"]}  # a baseline of the ADNCE paper
+    others = {"alphacl", *UNMEASURED}  # the first is a baseline of the ADNCE paper
+    assert {*paper.values()} - {paper[name] for name in named} == {paper[name] for name in others}
 
 
 CODE = [

@@ -46,6 +46,7 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     name = pairing_in_force(batch, pairing)
     if name not in batch.scores:
         scores = PAIRINGS[name](batch)
+        scores.width = batch.width
         if batch.rules:
             _exclude_false_negatives(batch, name, scores)
         if batch.prior is not None:

@@ -41,6 +41,7 @@ class Scores:
         exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
         hard: number of keys, the last, that are hard negatives, if the batch alone does not say.
         times: how often the positive counts in the denominator of the family of InfoNCE.
+        width: of the embeddings, if known.
 
     >>> import torch, counterpoint as cp
     >>> scores = cp.Scores(torch.tensor([[0.8]]), cp.MatrixNegatives(torch.tensor([[0.1, 0.4]])))
@@ -70,6 +71,7 @@ class Scores:
     exempt: int = 0
     hard: int | None = None
     times: float = 1.0
+    width: int | None = None
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:
         """Return the positives that enter g1 and g2, and their mask."""

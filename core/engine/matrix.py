@@ -309,14 +309,18 @@ class MatrixNegatives(Negatives):
         if buffers is None or buffers[0] is not top:
             buffers = top, (self.scores - top).detach(), torch.empty_like(self.scores)
         _, x, w = buffers
-        torch.mul(x, b.detach(), out=w).clamp_(min=LOWEST).exp_()
         if w.numel() <= 4 * BLOCK:
             self._shifted = buffers
-        self.exclude_(w, value=0.0)
-        sums = [w.sum(1, keepdim=True)]
+        if bool(b.any()):
+            torch.mul(x, b.detach(), out=w).clamp_(min=LOWEST).exp_()
+            self.exclude_(w, value=0.0)
+            sums = [w.sum(1, keepdim=True) / self.count]
+        else:  # the moments of all negatives need no exponentials
+            self.exclude_(w.fill_(1), value=0.0)
+            sums = [torch.ones_like(top)]
         for _ in range(3):
-            sums.append(w.mul_(x).sum(1, keepdim=True))
-        return tuple(x / self.count for x in sums)
+            sums.append(w.mul_(x).sum(1, keepdim=True) / self.count)
+        return tuple(sums)
 
     def softmax_weights(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
         """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""

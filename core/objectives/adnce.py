@@ -52,11 +52,17 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
 
 
 class ADNCE(InfoNCE, name="adnce"):
-    """Adjusted InfoNCE: weight informative negatives more than trivial and likely false ones.
+    """Adjusted InfoNCE: weight negatives by how informative their similarity is.
 
     ``G = mean_j w_j E(s_j)``, with constant weights (no gradient), whose mean over each anchor's negatives is one. They
     are a density of the raw similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows, the loss
     approaches :class:`InfoNCE`.
+
+    Beside InfoNCE, the inverse temperature at similarity ``s`` is ``1 / t + (mu - s) / sigma^2``: below ``mu``, similar
+    negatives compete harder, above it less. The most similar negative gets less than another one only beyond ``mu +
+    sigma^2 / t``, which exceeds 1 in most of the paper's settings. Where the second term is small, ADNCE is InfoNCE;
+    ``counterpoint objectives "adnce:mu=.4,sigma=1,t=.05"`` says so. A code base that multiplies the logit by the weight
+    rather than the exponential, as OlmoEarth's "ADNCE", has another loss.
 
     The authors' code differs by domain: ``denominator="with_positive"`` is their image code, ``mean`` is Eq. (12) and
     their graph code, ``all`` is their sentence code, which weights the positive together with the negatives and keeps

@@ -171,10 +171,11 @@ class InfoNCE(Objective, name="infonce"):
 
 
 class DCL(InfoNCE, name="dcl"):
-    """Debiased contrastive loss: subtract the expected mass of false negatives (g1).
+    """Debiased contrastive loss: subtract the expected mass of false negatives (g1). Lightly's ``DCLLoss`` is another.
 
     ``G = max{(mean_j E(s_j) - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}``, where ``v`` are the anchor's own
-    positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE.
+    positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE. The *decoupled* loss
+    that others call DCL is ``infonce:denominator=negatives``.
 
     Paper: Chuang et al. 2020, https://arxiv.org/abs/2007.00224.
 
@@ -184,7 +185,7 @@ class DCL(InfoNCE, name="dcl"):
     """
 
     formula = "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}"
-    use = "many false negatives, and you know about how many (the class prior)"
+    use = "many false negatives, and you know their share of the batch (the class prior)"
     tune_first = "t, then prior (.01, .05, .1)"
     cost = "negligible"
     on_cosines = True
@@ -193,8 +194,8 @@ class DCL(InfoNCE, name="dcl"):
         low=0,
         below=1,
         default=0.1,
-        doc="``tau+``, the probability that a negative is a false one, in ``[0, 1)``; pass one per sample in the call: "
-        "``loss_fn(z1, z2, prior=tensor)``.",
+        doc="``tau+``, the share of false ones among all of an anchor's negatives in the batch, not among its mined "
+        "ones alone, in ``[0, 1)``; or one per sample in the call: ``loss_fn(z1, z2, prior=tensor)``.",
     )
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
@@ -238,3 +239,65 @@ class HCL(DCL, name="hcl"):
 
     def _hardness(self) -> tuple[Value | None, bool]:
         return self.beta, self.detach_weights
+
+
+EXPONENT = 60.0  # larger ones overflow float32
+
+
+class RINCE(InfoNCE, name="rince"):
+    """Robust InfoNCE: positives that are wrong pull less, the more so the larger ``q`` is.
+
+    ``(-E(p)^q + (lam (E(p) + sum_j E(s_j)))^q) / q``. As ``q`` approaches 0, this is InfoNCE plus ``log lam``; at
+    ``q = 1`` it is robust to noise as symmetric losses are. Keep ``2 q / t`` below 60: the loss grows like
+    ``e^{q / t}``, and its exponents are cut off there.
+
+    Paper: Chuang et al. 2022, Eq. (4), https://arxiv.org/abs/2201.04309.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.RINCE(0.5)(torch.eye(4), torch.eye(4))
+    tensor(-4.0355)
+    """
+
+    formula = "(-E(p)^q + (lam (E(p) + sum_j E(s_j)))^q) / q,  E(s) = e^{s/t}"
+    use = "positives are sometimes wrong pairs"
+    tune_first = "t, then q (.1 to .5), then lam (.001 to .1)"
+    cost = "negligible"
+
+    q: Real = Real(above=0, high=1, default=0.1, doc="Robustness, in ``(0, 1]``.")
+    lam: Real = Real(above=0, high=1, default=0.01, doc="Weight of the denominator, in ``(0, 1]``.")
+
+    def losses(self, scores: Scores) -> Tensor:
+        t, q = self.tau(scores.neg), self.q
+        log_share = super().losses_by_positive(scores, t) + log(self.lam)
+        exponent = (q * scores.pos / t).clamp(-EXPONENT, EXPONENT)
+        difference = torch.expm1((q * log_share).clamp(max=EXPONENT - exponent.clamp(min=0)))  # which cannot cancel
+        return exponent.exp() * difference / q
+
+
+LARGEST_COSINE = 1 - 2.0**-20  # a number in float32, too
+
+
+def log_odds(s: Tensor) -> Tensor:
+    """Compute ``log((1 + s) / (1 - s)) = 2 arctanh(s)`` of a cosine, bounded."""
+    return 2 * s.clamp(-LARGEST_COSINE, LARGEST_COSINE).atanh()
+
+
+class Arctanh(Objective, name="arctanh"):
+    """InfoNCE without a temperature: ``2 arctanh(s)``, the log-odds of a cosine, in place of ``s / t``.
+
+    Paper: Kim and Kim 2025, https://arxiv.org/abs/2501.17683.
+
+    >>> import torch, counterpoint as cp
+    >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    >>> round(cp.Arctanh()(z1, z2).item(), 4)
+    2.5845
+    """
+
+    formula = "-log E(p) / (E(p) + sum_j E(s_j)),  E(s) = (1 + s) / (1 - s)"
+    use = "you cannot tune a temperature"
+    tune_first = "nothing: it has no parameter"
+    cost = "an inverse hyperbolic tangent more"
+    on_cosines = True
+
+    def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
+        return softplus(neg.logsumexp(log_odds) - log_odds(pos))

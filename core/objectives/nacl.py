@@ -29,7 +29,7 @@ class _Estimated(Objective):
         default="g2",
         doc="The estimator ``G``: ``g0`` (plain), ``g1`` (debiased) or ``g2`` (hard, debiased).",
     )
-    prior: Real = Real(low=0, below=1, default=0.01, kw_only=True, doc="``tau+`` of g1 and g2, in ``[0, 1)``.")
+    prior: Real = Real(low=0, below=1, default=0.01, kw_only=True, doc="As in DCL, of g1 and g2.")
     beta: Real = Real(low=0, default=1.0, kw_only=True, doc="Concentration of g2 on hard negatives, at least 0.")
 
     @property

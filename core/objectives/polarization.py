@@ -1,4 +1,4 @@
-"""Distance polarization: penalize pairs of samples at intermediate distances."""
+"""Regularizers of the batch's similarities: distance polarization and spread-out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import checks
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Real
+from ..hyper import Choice, Flag, Real
 from ..objective import Objective
 from ..values import bounds, text
 from ..vectors import unit, widen
@@ -85,6 +85,44 @@ class DistancePolarization(Objective, name="dp"):
         if self.reduction == "mean_full":
             mean = mean / (neg.count + 1)
         return mean * neg.count
+
+
+class SpreadOut(Objective, name="gor"):
+    """Global orthogonal regularization: similarities of different samples as of random directions.
+
+    ``M1^2 + max(0, M2 - 1/d)`` with ``M1`` and ``M2`` the mean of the similarities and of their squares over all pairs
+    of the batch's samples (the first view), and ``d`` the width of the embeddings (infinite for scores and logits). For
+    the second view, add ``cp.SpreadOut()(z2)``.
+
+    Paper: Zhang et al. 2017, https://arxiv.org/abs/1708.06320.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.SpreadOut()(torch.ones(4, 2))
+    tensor(1.5000)
+    """
+
+    formula = "M1^2 + max(0, M2 - 1/d),  M_k = mean over pairs of s^k"
+    use = "embeddings that fill the space, also when quantized; a regularizer: infonce + 0.1*gor"
+    tune_first = "its weight (.1 to 10)"
+    cost = "one pass over the similarities"
+    pairing = "single"
+    on_cosines = True
+
+    mean: Flag = Flag(default=True, doc="Keep ``M1^2``; False leaves the second moment alone, as EmbeddingGemma.")
+
+    @property
+    def couples_anchors(self) -> bool:
+        return True
+
+    def losses(self, scores: Scores) -> Tensor:
+        first, second = scores.neg.mean(lambda s: (s, s * s))
+        excess = second - (1 / scores.width if scores.width else 0.0)
+        losses: Tensor = excess * (scores.anchors_mean(excess.detach().squeeze(1)) > 0)
+        if not self.mean:
+            return losses
+        m1 = scores.anchors_mean(first.squeeze(1))  # of all anchors, the others' without a gradient
+        m1 = m1 if scores.neg.group is None else m1.detach()
+        return losses + m1 * (2 * first - m1)  # type: ignore[no-any-return]  # whose mean is the square of m1
 
 
 def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> Any:

@@ -229,7 +229,8 @@ class DebiasedPositives(Objective, name="debpos"):
         above=0,
         below=1,
         default=0.1,
-        doc="``tau+``, the probability of a class; or one per sample in the call.",
+        doc="``tau+``, the probability of a class: the share of an anchor's negatives in the batch that are false; "
+        "or one per sample in the call.",
     )
     aggregation: Choice[Literal["combination", "group_mean", "group_sum"]] = Choice(
         "combination", "group_mean", "group_sum", default="combination", doc="See the details."

@@ -25,7 +25,9 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("counterpoint") is None:  # on Colab
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint[sentence,plots,report]"])
+    subprocess.check_call(
+        [sys.executable, "-m", "pip", "install", "--quiet", "counterpoint-losses[sentence,plots,report]"]
+    )
 
 # %%
 import random

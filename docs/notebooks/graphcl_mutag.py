@@ -27,7 +27,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("counterpoint") is None:  # on Colab
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint[graph,report]"])
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint-losses[graph,report]"])
 
 SEEDS, EPOCHS, FOLDS = 3, 5, 5
 

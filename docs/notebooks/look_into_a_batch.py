@@ -23,7 +23,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("counterpoint") is None:  # on Colab
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint[plots]"])
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint-losses[plots]"])
 
 # %%
 import torch

@@ -25,7 +25,7 @@ import subprocess
 import sys
 
 if importlib.util.find_spec("counterpoint") is None:  # on Colab
-    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint[image,plots]"])
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", "counterpoint-losses[image,plots]"])
 
 FOLDER = None  # "/content/my_photos": pictures, or a folder of pictures per class
 SIZE, BACKBONE, CHANNELS, EPOCHS, BATCH = 16, "conv4", 8, 6, 128

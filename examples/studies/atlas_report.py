@@ -1,8 +1,9 @@
 """Summarize the cells of `atlas.py`: verdicts, decision table, pictures. Cells that are not finished are left out.
 
 Each row is compared with InfoNCE in the same regime and dose, paired by seed; objectives of several views with InfoNCE
-of as many views, and InfoNCE of several views with InfoNCE at the same compute. All comparisons of a data set are one
-family (paired t, Holm; `counterpoint.integrations.report.statistics`), with a margin of half a point.
+of as many views, InfoNCE of several views with InfoNCE at the same compute, and adversarial objectives with InfoNCE on
+adversarial positives. Where the placebo of a dose differs, its verdicts on two views are withdrawn. A data set is one
+family of tests (paired t, Holm; `counterpoint.integrations.report.statistics`), and the margin is half a point.
 
   python examples/studies/atlas_report.py                      from the cells in docs/atlas: docs/atlas.json, pictures,
                                                                the tables of the documents, the packaged table
@@ -18,12 +19,14 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from statistics import fmean, stdev
+from types import SimpleNamespace
 from typing import Any
 
 import atlas
 import atlas_tables
+import differences
 import matplotlib
-from atlas import DATASETS, ORACLE, PLAIN, Row, World, cells, finished, key_of
+from atlas import ADVERSARIAL, DATASETS, LIMITS, ORACLE, PLACEBO, PLAIN, Row, World, cells, finished, key_of
 
 import counterpoint as cp
 from counterpoint.integrations import evidence
@@ -78,6 +81,8 @@ def level(dataset: str, regime: str, dose: str, world: World, row: Row) -> float
 
 def reference(name: str, row: Row) -> str:
     """The row that a row is compared with."""
+    if row.extra and dict(row.extra).get("epsilon") and name != ADVERSARIAL:
+        return ADVERSARIAL
     if row.views == 2:
         return PLAIN
     return f"InfoNCE, {row.views // 2} times the steps" if name.startswith("InfoNCE") else f"InfoNCE, {row.views} views"
@@ -120,7 +125,7 @@ def _more(missing: int, begun: bool) -> str:
 def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
     """The finished cells of a data set with their verdicts, and the number of comparisons, one family of tests."""
     done, found = finished(out / f"{dataset}.jsonl"), []
-    differences: dict[str, dict[int, float]] = {}  # some cells belong to several regimes: each comparison counts once
+    by_seed: dict[str, dict[int, float]] = {}  # some cells belong to several regimes: each comparison counts once
     compared: list[str] = []
     blocks: dict[tuple[str, str], dict[str, tuple[World, Row]]] = {}
     for (regime, dose), block in groupby(cells(dataset), lambda cell: cell[:2]):
@@ -156,28 +161,34 @@ def summarize(dataset: str, out: Path) -> tuple[list[dict[str, Any]], int]:
                 cell = {"data": dataset, "regime": regime + suffix, "dose": dose, "row": name}
                 cell |= {
                     "level": round(level(dataset, regime, dose, *of_dose), 4),
-                    "objective": names[-1],
+                    "objective": names[-1] if name != ADVERSARIAL else "infonce",
                     "spec": record["spec"],
                 }
                 cell |= {"versus": versus, "n": len(accuracy), "mean": round(fmean(accuracy), 2)}
                 cell |= {"sd": round(stdev(accuracy), 2), "plain": round(fmean(values.get(PLAIN, base)), 2)}
-                cell |= {"gap": gap, "edges": record["edges"], "seconds": record["seconds"]}
+                limits = [axis for axis, value in record.get("chosen", {}).items() if value in LIMITS[axis]]
+                edges = sorted({*record["edges"], *limits})
+                cell |= {"gap": gap, "edges": edges, "seconds": record["seconds"]}
                 gaps = dict(enumerate(a - b for a, b in zip(accuracy, base, strict=True)))
                 compared.append("".join([key_of(dataset, *block[name]), key_of(dataset, *pair), metric]))
-                differences[compared[-1]] = gaps
+                by_seed[compared[-1]] = gaps
                 found.append(cell)
     zeros = dict.fromkeys(range(atlas.SEEDS), 0.0)
-    verdicts = compare(zeros, differences, MARGIN)
+    verdicts = compare(zeros, by_seed, MARGIN)
     for cell, verdict in zip(found, map(verdicts.__getitem__, compared), strict=True):
         effect = {"different": "helps" if verdict.difference > 0 else "hurts", "equivalent": "does nothing"}
         cell["effect"] = effect.get(verdict.kind, verdict.kind)
         for key in ("difference", "low", "high", "level", "corrected", "detectable", "sd"):
             named = {"level": "confidence", "sd": "sd_difference"}.get(key, key)
             cell[named] = float(f"{getattr(verdict, key):.4g}")
+    noisy = {(c["regime"], c["dose"]) for c in found if c["row"] == PLACEBO and c["effect"] in ("helps", "hurts")}
+    for cell in found:  # the choice of a setting alone makes such differences
+        if (cell["regime"], cell["dose"]) in noisy and cell["versus"] == PLAIN and cell["row"] != PLACEBO:
+            cell["effect"] = "cannot tell"
     repairable = {(c["regime"], c["dose"]) for c in found if c["row"] == ORACLE and c["effect"] == "helps"}
     for cell in found:
         gap = cell.pop("gap")
-        repaired = (cell["regime"], cell["dose"]) in repairable and cell["row"] != ORACLE
+        repaired = (cell["regime"], cell["dose"]) in repairable and cell["row"] not in (ORACLE, PLACEBO)
         cell["recovered"] = round((cell["mean"] - cell["plain"]) / gap, 2) if repaired else None
     return found, len(verdicts)
 
@@ -223,7 +234,8 @@ def heat_map(found: list[dict[str, Any]], path: Path) -> None:
 
 def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     """Draw the rows that were run at several doses: their difference to what they are compared with, over the dose."""
-    found = [c for c in found if "persistent" not in c["dose"] and "unknown" not in c["dose"]]
+    found = [c for c in found if not any(word in c["dose"] for word in ("persistent", "unknown"))]
+    found = [c for c in found if c["row"] not in (PLACEBO, ADVERSARIAL)]
     panels: list[tuple[str, str, dict[str, list[dict[str, Any]]]]] = []
     for data, regime in product(DATASETS, AXES):
         curves: dict[str, list[dict[str, Any]]] = {}
@@ -275,6 +287,17 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     plt.close(figure)
 
 
+def overview(path: Path) -> None:
+    """Draw what gains, and what does not, in the cells that the first screens name."""
+    rows = {}
+    for title, wanted in reversed(atlas_tables.FIRST_SCREEN.items()):
+        for cell in evidence.cells(**wanted):
+            verdict = {key: cell[key] for key in ("difference", "low", "high")}
+            verdict |= {"margin": MARGIN, "different": cell["effect"] in ("helps", "hurts")}
+            rows[title] = SimpleNamespace(**verdict)
+    differences.draw({"points of accuracy over tuned InfoNCE": rows}, path)  # type: ignore[dict-item]
+
+
 def replace_table(path: Path, table: str) -> None:
     """Replace what stands between the two marks of a document."""
     first, last = "<!-- made by `python examples/studies/atlas_report.py` -->", "<!-- end of the table -->"
@@ -324,9 +347,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     heat_map(found, args.docs / "atlas.png")
     dose_curves(found, args.docs / "atlas_doses.png")
     evidence.atlas.cache_clear()
-    state = ["Finished:", "", *(line for dataset in datasets for line in progress(dataset, args.out))]
+    overview(args.docs / "overview.png")
+    state = [
+        atlas_tables.counts(),
+        "",
+        "Finished:",
+        "",
+        *(line for dataset in datasets for line in progress(dataset, args.out)),
+    ]
     for path, table in (
         (ROOT / "README.md", atlas_tables.benefit()),
+        (ROOT / "docs" / "index.md", atlas_tables.benefit()),
+        (ROOT / "docs" / "results.md", atlas_tables.benefit()),
         (ROOT / "docs" / "which_loss.md", atlas_tables.summary_table()),
         (ROOT / "docs" / "atlas.md", "\n".join([*state, "", atlas_tables.decision_table()])),
     ):

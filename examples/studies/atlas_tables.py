@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable
 
 from counterpoint.integrations.evidence import EFFECTS, ORACLE, Cell, by_effect, cells, knows
@@ -25,16 +26,68 @@ def _shown(some: Iterable[Cell]) -> list[Cell]:
     return [cell for cell in some if (cell["regime"], cell["dose"]) not in FAULTLESS]
 
 
+MINED, HALF = "4 of 10 nearest", "50% redrawn"
+FIRST_SCREEN = {  # of the picture on the first screens
+    "half of the positives wrong: twice the steps (text)": {
+        "data": "text", "dose": HALF, "row": "InfoNCE, 2 times the steps"},
+    "half of the positives wrong: NCA, 4 views (text)": {"data": "text", "dose": HALF, "row": "NCA, 4 views"},
+    "1 in 4 negatives false: labels as ids= (images)": {"data": "images", "dose": "4 classes", "row": ORACLE},
+    "mined negatives: labels as ids= (text)": {"dose": MINED, "row": ORACLE},
+    "mined negatives: HCL, the batch's prior (text)": {"dose": MINED, "row": "HCL"},
+    "mined negatives: a frozen guide (text)": {"dose": MINED, "row": "masked by a guide"},
+    "1 in 4 negatives false: ADNCE (images)": {"data": "images", "dose": "4 classes", "row": "ADNCE"},
+    "1 in 3 negatives false: DCL (images)": {"data": "images", "dose": "3 classes", "row": "DCL"},
+}  # fmt: skip
+
+
+def _others() -> list[Cell]:
+    """The comparisons of another objective with InfoNCE."""
+    return [cell for cell in _shown(cells()) if cell["objective"] != "infonce" and not knows(cell)]
+
+
+def _span(some: Iterable[Cell]) -> str:
+    """The smallest and the largest difference of those that help, and how many do."""
+    some = list(some)
+    found = sorted(cell["difference"] for cell in some if cell["effect"] == "helps")
+    if not found:
+        return "nothing could be told"
+    span = f"{found[0]:+.1f}" if len(found) == 1 else f"{found[0]:+.1f} to {found[-1]:+.1f}"
+    return f"{span} points" + (f" in {len(found)} of {len(some)} cells" if len(some) > 1 else "")
+
+
 def benefit() -> str:
-    """The sentence of the README: how often another objective than InfoNCE helped, and how often known labels did."""
-    known = _shown(cells(row=ORACLE))
-    others = [cell for cell in _shown(cells()) if cell["objective"] != "infonce" and not knows(cell)]
-    helps, hurts, nothing, unclear = map(len, by_effect(others).values())
-    return (
-        f"Of its {len(others)} comparisons of another objective with InfoNCE, {helps} gain, {hurts} lose, and "
-        f"in {nothing + unclear} no difference is found.\nTo know the fault, as labels tell it, gains in "
-        f"{len(by_effect(known)['helps'])} of {len(known)}."
-    )
+    """The paragraph of the first screens: what gained, by how much and where, from the cells."""
+    wrong = _shown(cells(regime="wrong positives"))
+    many = [c for c in cells(row=ORACLE, regime="false negatives") if c["level"] > 1 / 7]
+    few = [c for c in cells(row=ORACLE, regime="false negatives") if c["level"] < 1 / 50]
+    mined = {cell["row"]: [cell] for cell in cells(regime="mined negatives")}
+    images = cells(row="HCL", regime="false negatives", data="images")
+    groups = {name: by_effect(c for c in _others() if c["objective"] == name) for name in ("adnce", "dcl", "arcl")}
+    adnce = groups["adnce"]
+    points = [
+        "**Tune the temperature, then train longer.** Where positives are wrong, twice the steps gained "
+        f"{_span(c for c in wrong if c['row'] == 'InfoNCE, 2 times the steps')}.",
+        "**Pass `ids=` if you know duplicates, labels or sources**: "
+        f"{_span(many)} where a sixth or more of the negatives are false; at 1 in 77, {_span(few)}.",
+        "**Otherwise mask by a frozen guide, or use HCL with the batch's small `prior`**: among mined negatives "
+        f"{_span(mined.get('masked by a guide', []))} and {_span(mined.get('HCL', []))}. "
+        f"On images with false negatives HCL gained in {len(by_effect(images)['helps'])} of {len(images)} cells.",
+        "**NCA on four views helps when positives are wrong**: "
+        f"{_span(c for c in wrong if c['row'] == 'NCA, 4 views')}. "
+        f"ADNCE gained in {len(adnce['helps'])} and lost in {len(adnce['hurts'])} of {sum(map(len, adnce.values()))} "
+        f"cells; DCL lost in {len(groups['dcl']['hurts'])}, ArCL in {len(groups['arcl']['hurts'])}.",
+    ]
+    return "\n".join(textwrap.fill(f"- {point}", 118, subsequent_indent="  ") for point in points)
+
+
+def counts() -> str:
+    """How often other objectives gain and lose, in Markdown, by fault and data set."""
+    lines = ["| fault, data | gain | lose | shown equivalent | cannot be told |", "|---|---|---|---|---|"]
+    others = _others()
+    for regime, data in dict.fromkeys((cell["regime"], cell["data"]) for cell in others):
+        groups = by_effect(c for c in others if (c["regime"], c["data"]) == (regime, data))
+        lines.append(f"| {regime}, {data} | {' | '.join(str(len(some)) for some in groups.values())} |")
+    return "\n".join(lines)
 
 
 def counted(row: str, regimes: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md from the scores in docs/results/, with the statistics of `counterpoint report`.
+"""Write docs/results.md and its pictures from the scores in docs/results/, as `counterpoint report` does.
 
 A line of docs/results/STUDY.jsonl is a row of a study: its arguments, its seeds, and every score per seed. No runs and
 no data are needed:
@@ -8,7 +8,9 @@ no data are needed:
                                                        runs/simcse_sts, runs/quick_thoughts, runs/graphcl_tu,
                                                        runs/cifar, runs/curl_dmc
 
-Runs that only chose a setting are left out. What has been trained again with another setting replaces the old row.
+Each study is a question, a generated answer, a picture, a table of at most ten rows and the command, the rest folded.
+Pictures are drawn if the page has a folder `results` beside it. Runs that only chose a setting are left out. What has
+been trained again with another setting replaces the old row.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from pathlib import Path, PureWindowsPath
 from statistics import mean
 from typing import Any
 
+import differences
 from graphcl_tu import ALL, GRAPHCL, OFFICIAL
 
 from counterpoint.integrations import report
 from counterpoint.integrations.domain import defaults, domain
+from counterpoint.integrations.report.statistics import Verdict
 from counterpoint.integrations.report.summary import OBJECTIVE, Column, Pooled
 from counterpoint.integrations.report.tables import pooled_numbers
 from counterpoint.integrations.report.words import pooled_reading, reading, with_interval
@@ -39,7 +43,7 @@ HIDDEN += ("save", "keep", "device", "workers")
 
 @dataclass(frozen=True)
 class Study:
-    """Where the reported runs of a study are, and what its tables show.
+    """Where the reported runs of a study are, what it asks, how it runs, and what its tables show.
 
     ``baselines`` has more than one row where the runs belong to several tables, each with its own.
     """
@@ -47,18 +51,60 @@ class Study:
     folder: str
     metrics: Sequence[str]
     baselines: Sequence[str]
+    question: str
+    command: str
 
 
 STUDIES = {
-    "graphcl_tu": Study("graphcl_tu", ["accuracy"], [GRAPHCL, ALL + GRAPHCL, OFFICIAL + GRAPHCL]),
-    "simcse_sts": Study("simcse_sts/test", ["average"], ["SimCSE (InfoNCE)"]),
-    "quick_thoughts": Study("quick_thoughts/test", ["MRPC", "STSB-test"], ["QT"]),
-    "curl_dmc": Study("curl_dmc/runs", ["R2"], ["infonce:t=1"]),
-    "lightly_cifar": Study("cifar/lightly_cifar-small", ["linear", "knn"], ["InfoNCE"]),
-    "robust_cifar": Study(
-        "cifar/robust_cifar-small", ["linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"], ["HCL (M=1)"]
+    "graphcl_tu": Study(
+        "graphcl_tu",
+        ["accuracy"],
+        [GRAPHCL, ALL + GRAPHCL, OFFICIAL + GRAPHCL],
+        "Does another loss train a better encoder of graphs?",
+        "graphcl_tu.py --preset paper --jobs 2",
     ),
-    "shifted_cifar": Study("cifar/shifted_cifar-small", ["linear", "shifted"], ["SimCLR"]),
+    "simcse_sts": Study(
+        "simcse_sts/test",
+        ["average"],
+        ["SimCSE (InfoNCE)"],
+        "Does another loss make better sentence embeddings?",
+        "simcse_sts.py --size small --out runs/simcse_sts",
+    ),
+    "quick_thoughts": Study(
+        "quick_thoughts/test",
+        ["MRPC", "STSB-test"],
+        ["QT"],
+        "Does distance polarization help where neighboring sentences are positives?",
+        "quick_thoughts.py --size small --out runs/quick_thoughts",
+    ),
+    "curl_dmc": Study(
+        "curl_dmc/runs",
+        ["R2"],
+        ["infonce:t=1"],
+        "Does another loss find more of the state of a robot in its pixels?",
+        "curl_dmc.py --size small --out runs/curl_dmc",
+    ),
+    "lightly_cifar": Study(
+        "cifar/lightly_cifar-small",
+        ["linear", "knn"],
+        ["InfoNCE"],
+        "Does another loss classify small images better?",
+        "lightly_cifar.py --size small",
+    ),
+    "robust_cifar": Study(
+        "cifar/robust_cifar-small",
+        ["linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"],
+        ["HCL (M=1)"],
+        "Do adversarial views make representations robust?",
+        "robust_cifar.py --size small",
+    ),
+    "shifted_cifar": Study(
+        "cifar/shifted_cifar-small",
+        ["linear", "shifted"],
+        ["SimCLR"],
+        "Do aligned worst pairs of views hold up on changed images?",
+        "shifted_cifar.py --size small",
+    ),
 }
 
 Record = dict[str, Any]
@@ -157,20 +203,75 @@ def runs_of(records: Sequence[Record]) -> list[Run]:
 # ---- tables ------------------------------------------------------------------------------------
 
 
-def tables(study: Study, records: Sequence[Record]) -> str:
-    """Return the sentences, the table and the settings of each data set, and what the data sets say together."""
-    parts = []
+def tables(study: Study, records: Sequence[Record], name: str, pictures: Path | None = None) -> str:
+    """Return what a study found in short, and folded the sentences, table and settings of each data set."""
+    parts: list[str] = []
+    first: list[Column] = []
     runs = runs_of(records)
     for baseline in study.baselines:
         if not any(run.name == baseline for run in runs):
             continue
         summary = report.summarise(runs, baseline=baseline, metrics=study.metrics)
         shown = [column for column in summary.columns if column.baseline is not None]
+        first = first or [column for column in shown if column.compared]
         for _, columns in groupby(shown, lambda column: (column.dataset, column.setting)):
             parts += table([*columns])
         for pooled in summary.pooled:
             parts += together(pooled)
-    return "\n".join(parts)
+    if not first:
+        return "\n".join(parts)
+    if pictures is not None:
+        differences.draw(panels(first), pictures / f"{name}.png")
+    head = [f"**{study.question}** {answer(first)}\n", f"![Differences with intervals](results/{name}.png)\n"]
+    command = f"COUNTERPOINT_DATA=... python examples/studies/{study.command}"
+    head += [
+        *short_table(first),
+        f"    {command}\n",
+        '<details markdown="1"><summary>All rows and settings</summary>\n',
+    ]
+    return "\n".join([*head, *parts, "</details>"])
+
+
+def panels(columns: Sequence[Column]) -> dict[str, dict[str, Verdict]]:
+    """Return the verdicts of each row by data set and metric, of at most six."""
+    several = len({column.dataset for column in columns}) > 1
+    return {column.dataset if several else column.metric: column.compared for column in columns[:6]}
+
+
+def answer(columns: Sequence[Column]) -> str:
+    """Return what the verdicts of a study say in a sentence or two, with the largest gain."""
+    found = [(row, column, one) for column in columns for row, one in column.compared.items()]
+    higher = [item for item in found if item[2].different and item[2].difference > 0]
+    lower = sum(item[2].different for item in found) - len(higher)
+    place = f" on {len({c.dataset for c in columns})} data sets" if len({c.dataset for c in columns}) > 1 else ""
+    text = f"Of {len(found)} comparisons with {_plain(str(columns[0].baseline))}{place}, {len(higher) or 'none'} "
+    text += f"{'is' if len(higher) < 2 else 'are'} higher and {lower or 'none'} lower."
+    if higher:
+        row, column, one = max(higher, key=lambda item: item[2].difference)
+        shown = with_interval(one.difference, one.low, one.high, column.digits)
+        text += f" The largest gain is that of {_plain(row)} on {column.metric}, {shown}."
+    unclear = [one.detectable for *_, one in found if one.kind == "cannot tell" and one.detectable == one.detectable]
+    if unclear:
+        typical = sorted(unclear)[len(unclear) // 2]
+        text += f" For {len(unclear)} nothing can be told; a difference of about {typical:.2g} would have been found."
+    return text + " No placebo was run."
+
+
+def short_table(columns: Sequence[Column]) -> Iterator[str]:
+    """Yield the differences of at most ten rows, the largest first."""
+    columns = columns[:6]
+    rows = {row: [column.compared.get(row) for column in columns] for column in columns for row in column.compared}
+    order = sorted(rows, key=lambda row: -sum(one.difference for one in rows[row] if one is not None))
+    yield f"| minus {_plain(str(columns[0].baseline))} | {' | '.join(panels(columns))} |"
+    yield "|---" * (1 + len(columns)) + "|"
+    for row in order[:10]:
+        cells = []
+        for column, one in zip(columns, rows[row], strict=True):
+            text = "" if one is None else with_interval(one.difference, one.low, one.high, column.digits)
+            cells.append(f"**{text}**" if one is not None and one.different else text)
+        yield f"| {' | '.join([_plain(row), *cells])} |"
+    more = f"; {len(order) - 10} more below" if len(order) > 10 else ""
+    yield f"\nBold: higher or lower after correction{more}.\n"
 
 
 def together(pooled: Pooled) -> Iterator[str]:
@@ -272,9 +373,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         for path in collect(args.collect, args.scores) if args.collect else ():
             print(f"wrote {path}")
         text = args.page.read_text(encoding="utf-8")
+        folder = args.page.parent / "results"
+        pictures = folder if folder.is_dir() else None
         for name, study in STUDIES.items():
             if records := load(args.scores / f"{name}.jsonl"):
-                text = replaced(text, name, tables(study, records))
+                text = replaced(text, name, tables(study, records, name, pictures))
     except (OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
     args.page.write_text(text, encoding="utf-8")

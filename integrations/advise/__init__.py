@@ -7,6 +7,7 @@
     from counterpoint.integrations.advise.measure import measure
     from counterpoint.integrations.advise.settings import Settings
 
-    for one in advise(measure(from_arrays(a, b, ids), Settings())):
+    measured, suspects = measure(from_arrays(a, b, ids), Settings())
+    for one in advise(measured):
         print(one["text"])
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import counterpoint as cp
 from ..evidence import ORACLE, Cell, by_effect, cells, cite, knows, nearest
 
 OFF = "7 points"  # on data with known shares, tests/integrations/advise/test_known_faults.py
+SMALL = 0.001  # rate of false negatives from which on ids are worth a run
 SOME = 0.03  # share of wrong positives or duplicates from which on there is something to do
 
 Said = Iterator[tuple[str, list[Cell]]]
@@ -28,7 +30,12 @@ def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
 def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
     """Whether a row can be advised: it knows no labels, and texts are neither mixed nor perturbed by gradients."""
     changed = cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
-    return not knows(cell) and not (measured.get("text") and changed)
+    return not knows(cell) and not (measured.get("modality") == "text" and changed)
+
+
+def _own(some: list[Cell], measured: dict[str, Any]) -> list[Cell]:
+    """The cells of the user's modality; all of them where that is not known."""
+    return [cell for cell in some if measured.get("modality") in (None, cell["data"])]
 
 
 def _hard_negatives(measured: dict[str, Any]) -> Said:
@@ -36,30 +43,38 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
         return
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
     text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
-    found = by_effect(cell for cell in cells(regime="mined negatives") if _usable(cell, measured))
+    found = by_effect(cell for cell in _own(cells(regime="mined negatives"), measured) if _usable(cell, measured))
     yield text, found["helps"] + found["hurts"][:1]
 
 
 def _false_negatives(measured: dict[str, Any]) -> Said:
     if (false := measured.get("false_negatives")) is None:
         return
-    text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, from {known} known ids)."
-    found = by_effect(nearest("false negatives", false["share"]))
+    drawn = (
+        "{batches} batches of yours" if false.get("batches") else "random batches (--batches FILE measures your own)"
+    )
+    text = (
+        "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, sampling error only; from "
+    )
+    text += "{known} known ids, " + drawn + ")."
+    found = by_effect(_own(nearest("false negatives", false["share"]), measured))
     without = [cell for cell in found["helps"] if _usable(cell, measured)][:1]
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
-        text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'gained nothing'}"
+        text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'were not found to gain'}"
         text += f"; without ids {without[0]['row']} gained most." if without else "; no objective gained without them."
     yield text.format(**false), repaired + without + found["hurts"][:1]
 
 
 def _wrong_positives(measured: dict[str, Any]) -> Said:
     wrong = measured["wrong_positives"]
-    shown = "{share:.1%} ({low:.1%} to {high:.1%})".format(**wrong)
+    shown = "{share:.1%} ({low:.1%} to {high:.1%}, sampling error only)".format(**wrong)
     if wrong["share"] < SOME:
-        yield f"Wrong positives: {shown} by estimate, which is about none; there is nothing to repair.", []
+        yield f"Wrong positives: {shown} by estimate, which is about none.", []
         return
-    found = by_effect(cell for cell in nearest("wrong positives", wrong["share"]) if _usable(cell, measured))
+    found = by_effect(
+        cell for cell in _own(nearest("wrong positives", wrong["share"]), measured) if _usable(cell, measured)
+    )
     text = f"About {shown} of your positive pairs are wrong: so many look like random pairs, give or take {OFF}."
     text += " Clean them first."
     for cell in found["helps"][:1]:
@@ -83,4 +98,24 @@ def _unknown(measured: dict[str, Any]) -> Said:
         yield text + "Pass --ids: about 100 labels give the rate.", []
     text = "Measured with a small network on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
-    yield text + " Whether something helps, measure in your own script: counterpoint compare.", []
+    text += (
+        ' Whether something helps, your own script tells: counterpoint race. In its treatments, batch["id"] and guide '
+    )
+    yield text + "stand for what your script calls the ids and another model's embeddings.", []
+
+
+def treatments(measured: dict[str, Any]) -> list[str]:
+    """Return the treatments to race against the script's own loss, as their texts."""
+    false = measured.get("false_negatives")
+    found = ['host; ids=batch["id"]'] if false and false["high"] >= SMALL else []
+    found += ["host; duplicates"] if measured["duplicates"]["share"] > 0 else []
+    found += ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
+    prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
+    return [*found, f"hcl:beta=1,prior={prior:.1g}"]
+
+
+def race_command(proposed: list[str]) -> str:
+    """Return the command that tests treatments; it also trains the script's own loss for more steps."""
+    rows = shlex.join(proposed)
+    flags = "--metric json:results.json:accuracy --steps-flag --max_steps --seed-flag --seed"
+    return f"counterpoint race auto --objective {rows} {flags} -- train.py --max_steps 900"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from .. import flags
 from ..domain import check, defaults
@@ -27,6 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ids", type=Path, metavar="FILE", help=ids)
     add("--negatives", type=Path, metavar="FILE", help="hard negatives of a.npy, an array of N x n x width (none)")
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
+    batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
+    add("--batches", type=Path, metavar="FILE", help=batches)
+    rows = "write suspected wrong pairs and duplicates, ranked, to this .csv or .jsonl (none)"
+    add("--rows", type=flags.file, metavar="FILE", help=rows)
     flags.add_settings(parser, Settings)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=_check)
@@ -34,11 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     check(Settings, defaults(Settings) | flags.chosen(arguments, Settings))
-    for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids):
+    for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids, arguments.batches):
         if path is not None and not path.exists():
             raise ValueError(f"{path}: no such file or folder.")
     if len(arguments.data) > 2:
         raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
+    if arguments.rows is not None and arguments.rows.suffix not in (".csv", ".jsonl"):
+        raise ValueError(f"--rows {arguments.rows}: expected a .csv or .jsonl file.")
     if arguments.model is not None:
         from ..sentence.locate import find
 
@@ -47,17 +56,21 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     """Measure, and print sentences with their evidence."""
-    from .advice import advise
+    from .advice import advise, race_command, treatments
     from .data import read
     from .measure import measure
 
     settings = Settings(**flags.chosen(arguments, Settings))
-    measured = measure(
-        read(arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids, settings), settings
-    )
+    given = (arguments.ids, arguments.negatives, arguments.negative_ids)
+    data = read(arguments.data, *given, settings, arguments.batches)
+    measured, suspects = measure(data, settings)
+    if arguments.rows is not None:
+        write_rows(arguments.rows, suspects)
     advice = advise(measured)
+    proposed = treatments(measured)
     if arguments.json:
-        print(json.dumps({"measured": measured, "advice": advice}, indent=1))
+        result = {"measured": measured, "advice": advice, "treatments": proposed, "command": race_command(proposed)}
+        print(json.dumps(result, indent=1))
         return 0
     print(f"{measured['samples']} samples, {measured['width']} {measured['features']}")
     for one in advice:
@@ -66,4 +79,16 @@ def command(arguments: argparse.Namespace) -> int:
             print(fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
     if any(one["evidence"] for one in advice):
         print("\n" + fill(LEGEND, WIDTH))
+    print(f"\nTry at equal compute, with your own flags and metric:\n\n    {race_command(proposed)}")
     return 0
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write a ranked list as CSV or JSON lines."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if path.suffix == ".csv":
+            table = csv.DictWriter(file, ["kind", "row", "other", "score"])
+            table.writeheader()
+            table.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..items import load_array
 from .settings import Settings
 
 VIEWS = 4  # of each image
 UNKNOWN = -1
+SAMPLES = ("views", "ids", "negatives", "negative_ids", "batches", "numbers")  # with a row per sample
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,10 @@ class Pairs:
         negatives: ``(samples, n)`` rows of hard negatives.
         negative_ids: ``(samples, n)`` ids of these.
         kind: what the features are, for the advice.
-        text: whether they are of texts, which cannot be mixed or perturbed.
+        modality: ``text`` or ``images``, if it is known.
+        batches: ``(samples,)`` whole numbers, the same for samples that are trained in one batch.
+        numbers: ``(samples,)`` where they stand in the files: the line of a text, counted from 1, or the row of an
+            array, from 0.
     """
 
     x: Tensor
@@ -37,7 +42,9 @@ class Pairs:
     negatives: Tensor | None = None
     negative_ids: Tensor | None = None
     kind: str = "embeddings"
-    text: bool = False
+    modality: str | None = None
+    batches: Tensor | None = None
+    numbers: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.views)
@@ -47,7 +54,7 @@ class Pairs:
         if len(self) <= count:
             return self
         rows = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count]
-        parts = {name: getattr(self, name) for name in ("views", "ids", "negatives", "negative_ids")}
+        parts = {name: getattr(self, name) for name in SAMPLES}
         return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
 
 
@@ -73,7 +80,7 @@ def from_arrays(
     views = torch.arange(2 * count).view(2, count).T
     known = None if ids is None else _ids(ids, "ids", (count,))
     of_hard = None if negative_ids is None or hard is None else _ids(negative_ids, "negative_ids", tuple(hard.shape))
-    return Pairs(x, views, known, hard, of_hard, kind)
+    return Pairs(x, views, known, hard, of_hard, kind, numbers=torch.arange(count))
 
 
 def _numbers(values: Any, name: str) -> Tensor:
@@ -96,35 +103,41 @@ def _ids(values: Any, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def read(
-    paths: Sequence[Path], ids: Path | None, negatives: Path | None, negative_ids: Path | None, settings: Settings
+    paths: Sequence[Path],
+    ids: Path | None,
+    negatives: Path | None,
+    negative_ids: Path | None,
+    settings: Settings,
+    batches: Path | None = None,
 ) -> Pairs:
     """Read what the command line names."""
-    if len(paths) == 2 or negatives or paths[0].suffix == ".npy":
+    arrays = len(paths) == 2 or negatives or paths[0].suffix == ".npy"
+    if arrays:
         if len(paths) != 2:
             raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.")
         a, b, *known = (None if path is None else _array(path) for path in (*paths, ids, negatives, negative_ids))
-        return from_arrays(a, b, *known)
-    if not paths[0].is_dir():
-        return _texts(paths[0], None if ids is None else _array(ids), settings)
-    if ids is not None:
+        data = replace(from_arrays(a, b, *known), modality=settings.modality)
+    elif not paths[0].is_dir():
+        data = _texts(paths[0], None if ids is None else _array(ids), settings)
+    elif ids is not None:
         raise ValueError("--ids is for arrays and texts; the ids of images are the folders in which they lie.")
-    return _images(paths[0], settings)
+    else:
+        data = _images(paths[0], settings)
+    return data if batches is None else replace(data, batches=_ids(_array(batches), "batches", (len(data),)))
 
 
 def _array(path: Path) -> Any:
     """Read an array of numpy, or a text file with a word or number per line."""
     if path.suffix != ".npy":
         return np.array(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
-    try:
-        return np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{path}: not readable as an array of numpy ({error}).") from error
+    return load_array(path)
 
 
 def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
     """Read two texts per line, with a tab between them."""
-    lines = [line.split("\t") for line in path.read_text(encoding="utf-8").split("\n") if line]
-    if wrong := [i for i, line in enumerate(lines, 1) if len(line) != 2]:
+    rows = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+    lines = {i: line.split("\t") for i, line in rows if line}
+    if wrong := [i for i, line in lines.items() if len(line) != 2]:
         raise ValueError(f"{path}, line {wrong[0]}: expected two texts with a tab between them.")
     if settings.model is None:
         raise ValueError("a file of texts needs a sentence model: --model sentence-transformers/all-MiniLM-L6-v2")
@@ -134,8 +147,9 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
     from ..sentence.locate import find
 
     model = SentenceTransformer(find(settings.model), device="cpu")
-    a, b = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines, strict=True))
-    return replace(from_arrays(a, b, ids, kind=f"embeddings by {settings.model}"), text=True)
+    a, b = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
+    data = from_arrays(a, b, ids, kind=f"embeddings by {settings.model}")
+    return replace(data, modality="text", numbers=torch.tensor([*lines]))
 
 
 def _images(path: Path, settings: Settings) -> Pairs:
@@ -154,4 +168,4 @@ def _images(path: Path, settings: Settings) -> Pairs:
     x = torch.cat([components(clean), *(components(patches(view)) for view in views)])
     rows = torch.arange(len(x)).view(VIEWS + 1, -1).T
     known = None if bool((images.y == UNKNOWN).all()) else images.y
-    return Pairs(x, rows, known, kind="k-means features of patches")
+    return Pairs(x, rows, known, kind="k-means features of patches", modality="images")

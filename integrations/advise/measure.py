@@ -21,30 +21,40 @@ GUIDE = 0.05  # a negative counts as suspect if it is that close to being as sim
 Result = dict[str, Any]
 
 
-def measure(data: Pairs, settings: Settings) -> Result:
-    """Return all measurements that the data allows, as JSON values."""
+def measure(data: Pairs, settings: Settings) -> tuple[Result, list[Result]]:
+    """Return all measurements that the data allows, as JSON values, and the suspects behind them, the worst first.
+
+    A suspect is a wrong pair, whose score is the share of random pairs that are less similar, or a duplicate, whose
+    score is its cosine with the other.
+    """
     data = data.draw(settings.limit)
     if len(data) < 4 * settings.batch:
         raise ValueError(f"expected at least {4 * settings.batch} samples (4 batches), got {len(data)}.")
-    result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "text": data.text}
-    result["duplicates"] = duplicates(data, settings.near)
-    result["wrong_positives"] = wrong_positives(data, settings)
+    result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "modality": data.modality}
+    numbers = torch.arange(len(data)) if data.numbers is None else data.numbers
+    result["duplicates"], twins = duplicates(data, settings.near, numbers)
+    result["wrong_positives"], wrong = wrong_positives(data, settings, numbers)
     if data.negatives is not None:
         result["hard_negatives"] = hard_negatives(data)
     if data.ids is not None:
-        result["false_negatives"] = false_negatives(data.ids)
-    return result
+        result["false_negatives"] = false_negatives(data.ids, data.batches)
+    return result, wrong + twins
 
 
-def duplicates(data: Pairs, near: float) -> Result:
-    """Compute the share of samples with another one whose anchor has a cosine of at least ``near``.
+def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[Result]]:
+    """Compute the share of samples with another one whose anchor has a cosine of at least ``near``, and list them.
 
     Features are centred, as those of a network share a direction, by which all their cosines are near 1.
     """
     x = data.x[data.views[:, 0]]
     x = normalize(x - x.mean(0), dim=1)
-    closest = torch.cat([(part @ x.T).topk(2).values[:, 1] for part in x.split(1000)])
-    return {"cosine": near, "share": float((closest >= near).float().mean())}
+    top = [(part @ x.T).topk(2) for part in x.split(1000)]
+    closest, other = torch.cat([t.values[:, 1] for t in top]), torch.cat([t.indices for t in top])
+    other = torch.where(other[:, 0] == torch.arange(len(x)), other[:, 1], other[:, 0])  # of equal rows either is first
+    some = [i for i in closest.argsort(descending=True).tolist() if closest[i] >= near]
+    listed = {tuple(sorted((numbers[i].item(), numbers[other[i]].item()))): closest[i].item() for i in some}
+    rows = [{"kind": "duplicate", "row": i, "other": j, "score": round(score, 4)} for (i, j), score in listed.items()]
+    return {"cosine": near, "share": float((closest >= near).float().mean())}, rows
 
 
 def _scaled(x: Tensor) -> Tensor:
@@ -66,7 +76,7 @@ def _train(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Networ
     return networks
 
 
-def wrong_positives(data: Pairs, settings: Settings) -> Result:
+def wrong_positives(data: Pairs, settings: Settings, numbers: Tensor) -> tuple[Result, list[Result]]:
     """Train on all samples but a fold of them, and estimate the share of that fold's positives that are wrong.
 
     Right pairs that a representation cannot tell from random ones count as wrong, so that every representation has an
@@ -90,7 +100,13 @@ def wrong_positives(data: Pairs, settings: Settings) -> Result:
         ratio = likelihood(*(table[data.views[fold, column]] for column in (first, second)))
         found["canonical components"].append(ranks(ratio))
     (wrong, low, high), by = min((share(of_folds), name) for name, of_folds in found.items())
-    return {"share": wrong, "low": low, "high": high, "by": by}
+    scores = torch.cat(found[by])
+    worst = scores.argsort()[: round(wrong * len(scores))].tolist()
+    sample = numbers[folds.flatten()]
+    rows = [
+        {"kind": "wrong pair", "row": sample[i].item(), "other": "", "score": round(scores[i].item(), 4)} for i in worst
+    ]
+    return {"share": wrong, "low": low, "high": high, "by": by}, rows
 
 
 def hard_negatives(data: Pairs) -> Result:
@@ -108,17 +124,41 @@ def hard_negatives(data: Pairs) -> Result:
     return result
 
 
-def false_negatives(ids: Tensor) -> Result:
-    """Estimate the probability that two samples with known ids have the same one, with a bootstrap interval."""
-    known = ids[ids != UNKNOWN]
+def false_negatives(ids: Tensor, batches: Tensor | None = None) -> Result:
+    """Estimate how many of an anchor's negatives have its id, with a bootstrap interval, from samples with known ids.
+
+    Args:
+        batches: the batch of each sample, or the topic of which its batches are drawn; None for random batches.
+    """
+    where = ids != UNKNOWN
+    known, batch = ids[where], torch.zeros_like(ids[where]) if batches is None else batches[where]
     generator = torch.Generator().manual_seed(0)
     if (n := len(known)) < 2:
         raise ValueError(f"ids: expected at least two known ones, got {n}.")
+    groups, group = batch.unique(return_inverse=True)
+    _, label, sizes = torch.stack([group, known]).unique(dim=1, return_inverse=True, return_counts=True)
+    total = torch.bincount(group)[group]
+    rates = (sizes[label] - 1).double() / (total - 1).clamp(min=1)  # of each anchor, over the others of its batch
+    counts = total > 1
+    if not counts.any():
+        raise ValueError("batches: no two samples with known ids share one.")
+    result: Result = {
+        "share": float(rates[counts].mean()),
+        "known": n,
+        "batches": len(groups) if batches is not None else 0,
+    }
+    if len(groups) > 1:  # batches are drawn again
+        sums = torch.zeros(len(groups), dtype=torch.double).index_add_(0, group[counts], rates[counts])
+        size = torch.bincount(group[counts], minlength=len(groups))
+        picks = torch.randint(len(groups), (400, len(groups)), generator=generator)
+        drawn = sorted((sums[picks].sum(1) / size[picks].sum(1).clamp(min=1)).tolist())
+    else:
 
-    def rate(x: Tensor) -> float:
-        counts = x.unique(return_counts=True)[1].double()
-        return float((counts * (counts - 1)).sum() / (n * (n - 1)))
+        def rate(x: Tensor) -> float:
+            number = x.unique(return_counts=True)[1].double()
+            return float((number * (number - 1)).sum() / (n * (n - 1)))
 
-    # a drawn sample is not its own partner: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
-    drawn = sorted((rate(known[torch.randint(n, (n,), generator=generator)]) - 1 / n) / (1 - 1 / n) for _ in range(400))
-    return {"share": rate(known), "low": max(drawn[9], 0.0), "high": drawn[390], "known": n}
+        # a drawn sample is not its own partner: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
+        some = (known[torch.randint(n, (n,), generator=generator)] for _ in range(400))
+        drawn = sorted((rate(x) - 1 / n) / (1 - 1 / n) for x in some)
+    return result | {"low": max(drawn[9], 0.0), "high": drawn[390]}

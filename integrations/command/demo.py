@@ -97,19 +97,24 @@ def command(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     objectives = ROWS if arguments.objective is None else {spec: spec for spec in arguments.objective}
-    grid: list[dict[str, Any]] = []
+    grid: dict[str, list[dict[str, Any]]] = {}
     notes: list[str] = []
     for name in arguments.domains:
         try:
             check(name)
-            grid += cells(name, objectives, seeds, arguments.quick)
+            grid[name] = list(cells(name, objectives, seeds, arguments.quick))
         except (ImportError, OSError) as error:
             notes.append(f"{name} is left out: {error}")
             print(notes[-1], file=sys.stderr)
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
-    runs = store.run_grid(tracked, grid, arguments.out / "runs", **grid_options(arguments))
+    runs: list[Run] = []
+    for name, some in grid.items():  # a bar on a terminal, a line elsewhere
+        options, bar = grid_options(arguments), store.track(range(len(some) + 1), name)
+        options["progress"] = options["progress"] and (lambda line, bar=bar: line.startswith("[") and next(bar, None))
+        runs += store.run_grid(tracked, some, arguments.out / "runs", **options)
+        print(f"{name}: {len(some)} runs", file=sys.stderr, flush=True)
     summary = report.summarise(runs)
     summary.columns.sort(key=lambda column: PARTS.index(column.domain.partition("-")[0]))
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import counterpoint as cp
-from counterpoint.install import install
+from counterpoint.install import DISTRIBUTION, install
 
 DOMAINS = ("sentence", "graph", "image", "control")
 EXTRAS = (*DOMAINS, "plots", "report", "race", "cli", "hub", "export", "track", "cluster", "s3", "gcs")
@@ -59,9 +59,9 @@ def findings() -> Iterator[Finding]:
 def _extra(extra: str) -> Finding:
     """Check the packages of an extra against the bounds that this distribution declares."""
     try:
-        declared = metadata.requires("counterpoint") or []
+        declared = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
-        return Finding("extra", extra, "missing", "counterpoint itself is not installed", "pip install .")
+        return Finding("extra", extra, "missing", f"{DISTRIBUTION} is not installed", "pip install .")
     pattern = re.compile(rf"""([\w.-]+)([^;]*);.*extra == ['"]{extra}['"]""")
     installed, lacking = [], []
     for name, bounds in (match.groups() for line in declared if (match := pattern.match(line))):

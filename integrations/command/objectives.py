@@ -18,6 +18,7 @@ from counterpoint.spec import check_names
 from .. import evidence, flags
 
 WIDTH = 100
+COSINES = (-0.2, 0.8)  # of most negatives in a batch
 ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: attribute of the class
 
 
@@ -79,9 +80,26 @@ def facts(kind: type[cp.Objective], objective: cp.Objective | None = None) -> di
     if objective is None:
         return described
     described |= {key: vars(kind)[name] for key, name in ADVICE.items() if name in vars(kind)}
+    if near := _as_infonce(objective):
+        described["near"] = near
     if found := list(evidence.about(kind.name)):
         described["atlas"] = found
     return {**described, "spec": str(objective), "doc": inspect.getdoc(kind) or ""}
+
+
+def _as_infonce(objective: cp.Objective) -> str:
+    """Say how far ADNCE's inverse temperature over the usual cosines is from one that InfoNCE has; '' for others."""
+    if not isinstance(objective, cp.ADNCE) or objective.weight != "gaussian":
+        return ""
+    t, mu, sigma = objective.temperature, objective.mu, objective.sigma
+    if not all(isinstance(value, (int, float)) for value in (t, mu, sigma)):  # learned, scheduled or tracked
+        return ""
+    low, high = (1 / float(t) + (float(mu) - s) / float(sigma) ** 2 for s in reversed(COSINES))
+    middle, spread = (low + high) / 2, (high - low) / 2
+    where = f"on cosines from {COSINES[0]} to {COSINES[1]}"
+    if middle <= 0 or spread > 0.1 * middle:
+        return f"inverse temperature from {low:.3g} to {high:.3g} {where}"
+    return f"within {100 * spread / middle:.0f} % of infonce:t={1 / middle:.3g} {where}"
 
 
 def _pieces(objective: cp.Objective) -> list[cp.Objective]:
@@ -108,6 +126,8 @@ def _text(description: dict[str, Any]) -> Iterator[str]:
     for key, label in (("use", "when"), ("first", "tune first"), ("cost", "cost")):
         if key in description:
             yield fill(f"    {label:12}{description[key]}", WIDTH, subsequent_indent=" " * 16)
+    if "near" in description:
+        yield fill(f"    {'negatives':12}{description['near']}", WIDTH, subsequent_indent=" " * 16)
     for line in description.get("atlas", ()):
         yield fill(f"    {'atlas':12}{line}", WIDTH, subsequent_indent=" " * 16)
     if "doc" in description:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
 
-from .. import flags
+from counterpoint.names import check_known
+
+from .. import flags, items
 
 FORMATS = ("terminal", "markdown", "html", "latex", "json")
 
@@ -13,27 +17,63 @@ FORMATS = ("terminal", "markdown", "html", "latex", "json")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags; this module imports torch only when the command runs."""
     add = parser.add_argument
-    add("runs", nargs="+", type=flags.runs, metavar="RUNS", help="folders of runs, at any depth, or their URLs")
+    add("runs", nargs="*", type=flags.runs, metavar="RUNS", help="folders of runs, at any depth, or their URLs")
     add("--baseline", metavar="SPEC", help="the row to compare the others with (InfoNCE, if there is one)")
     add("--metric", action="append", default=[], metavar="NAME", help="a result; repeatable (the first)")
     margin = "differences that do not matter (half a point of 100: .5 of percents)"
     add("--margin", type=float, metavar="X", help=margin)
+    scores = "scores per test item: npy:FILE or jsonl:FILE:ID:SCORE in the folder of each run; without runs, one for "
+    scores += "each model, as in NAME=npy:FILE"
+    add("--items", nargs="+", type=items.parse, default=[], metavar="ITEMS", help=scores)
     add("--lower", action="store_true", help="smaller numbers are better")
     out = "write report.html, .md and .json, and plots to this folder (none)"
     add("--out", type=flags.folder, metavar="FOLDER", help=out)
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")
-    parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))
+    parser.set_defaults(check=_check)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    flags.check_runs(arguments.runs)
+    expected = len(arguments.items) < 2 if arguments.runs else len(arguments.items) > 1
+    if not expected:
+        what = (
+            "one file beside folders of runs" if arguments.runs else "folders of runs, or --items of two models or more"
+        )
+        raise ValueError(f"expected {what}, got {len(arguments.items)} of --items.")
+    for source in arguments.items:
+        if arguments.runs:
+            items.relative(source.place)
+        elif not Path(source.place).is_file():
+            raise ValueError(f"{source.text}: no such file.")
+
+
+def _of_files(arguments: argparse.Namespace) -> int:
+    """Compare the items of models that no run of a store has trained."""
+    from ..report.items import compare_items
+
+    names = [each.text.partition("=")[0] if "=" in each.text else each.place for each in arguments.items]
+    models = {n: {0: items.read(Path(each.place), each.what)} for n, each in zip(names, arguments.items, strict=True)}
+    if len(models) < len(arguments.items):
+        raise ValueError("--items: two models have the same name; name them, as in a=npy:scores.npy.")
+    baseline = arguments.baseline or next(iter(models))
+    check_known("unknown baseline", baseline, models)
+    found = compare_items(arguments.items[0].name, baseline, models, arguments.margin, seeds=False)
+    print(json.dumps(found.plain(), indent=1) if arguments.format == "json" else "\n".join(found.sentences()))
+    return 0
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the report, and write its files if ``--out`` is given."""
+    if not arguments.runs:
+        return _of_files(arguments)
     from .. import report, store
-    from ..store.published import local
 
-    runs = store.find_runs(local(arguments.runs))
+    runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
+    for source in arguments.items:
+        summary.items.extend(report.over_items(summary, source, arguments.margin))
     print(report.RENDER[arguments.format](summary))
     if arguments.out is not None:
         for path in report.write(summary, arguments.out):

@@ -31,10 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(arguments: argparse.Namespace) -> int:
     """Print the commands, then the runs."""
-    from ..store.published import local
     from ..store.run import find_runs
 
-    runs = find_runs(local(arguments.runs))
+    runs = find_runs(arguments.runs)
     lines, reasons = commands(runs)
     if arguments.json:
         rows = [

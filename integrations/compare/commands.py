@@ -35,9 +35,12 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
            python:FILE:FUNCTION   your function of the folder {out}, called when the script has ended
            script:FILE:FUNCTION   your function of the script's module, called in its process, if it stores nothing;
                                   both return a number or a dict of numbers
+           npy:FILE               the mean of an array of scores per item, or Spearman's correlation of (n, 2)
+           jsonl:FILE:ID:SCORE    the mean of a field of JSON lines; ID:SIMILARITY:GOLD for Spearman's correlation
            NAME=json:...          names it. FILE is looked up in {out}, then in the folder where the script runs, where
                                   it must have been written during the run; * stands for any characters
 {out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
+--items    npy:FILE or jsonl:FILE:ID:SCORE: verdicts over the items of the test set, even with one seed
 --jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
 --tune 6   searches the parameters of each objective in 6 runs, by a validation metric and with a seed of its own; the
            script's own loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce
@@ -47,20 +50,27 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of ``counterpoint compare``."""
-    parser.description = DESCRIPTION
-    parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; its flags may follow")
-    _add_flags(parser)
+OBJECTIVES = "what to compare: specs, treatments, and host for the script's own loss (required)"
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    description: str = DESCRIPTION,
+    kind: type[Settings] = Settings,
+    objectives: str = OBJECTIVES,
+) -> None:
+    """Add the arguments of ``counterpoint compare``, or of another command that runs a script of the user's."""
+    parser.description = description
+    parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; auto finds its loss")
+    _add_flags(parser, kind, objectives)
     parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
     parser.set_defaults(check=_check)
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.take_flags = ("--seed-flag",)  # type: ignore[attr-defined]
-    objectives = "what to compare: specs, treatments, and host for the script's own loss (required)"
+def _add_flags(parser: argparse.ArgumentParser, kind: type[Settings], objectives: str) -> None:
+    parser.take_flags = ("--seed-flag", "--steps-flag")  # type: ignore[attr-defined]
     flags.add_objective(parser, objectives, row)
-    flags.add_settings(parser, Settings)
+    flags.add_settings(parser, kind)
     flags.add_runs(parser)
     parser.set_defaults(seeds=5)
     group = parser.add_argument_group("where the loss is")
@@ -76,20 +86,24 @@ def _seam_flags() -> list[argparse.Action]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
-    own = f"counterpoint compare {arguments.host}"
-    words, arguments.script = inject.split(arguments.script)
-    parser = Parser(own, f"{own} [options] -- train.py ...")
-    _add_flags(parser)
-    parser.parse_args(words, arguments)
-    arguments.settings = Settings(**flags.chosen(arguments, Settings))
-    if arguments.host is not None:
-        check_known("unknown host", arguments.host, registry.names())
-    for fault in _faults(arguments, arguments.settings, arguments.script):
+    read(arguments, "compare", Settings)
+    for fault in faults(arguments, arguments.settings, arguments.script):
         raise ValueError(fault)
 
 
-def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
+def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> None:
+    """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
+    own = f"counterpoint {command} {arguments.host}"
+    words, arguments.script = inject.split(arguments.script)
+    parser = Parser(own, f"{own} [options] -- train.py ...")
+    _add_flags(parser, kind, OBJECTIVES)
+    parser.parse_args(words, arguments)
+    arguments.settings = kind(**flags.chosen(arguments, kind))
+    if arguments.host is not None:
+        check_known("unknown host", arguments.host, registry.names())
+
+
+def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
     """Yield the faults of a comparison."""
     if arguments.host is None:
         yield f"which host? Known: {', '.join(registry.names())}"
@@ -103,11 +117,11 @@ def _faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[
         yield f"--baseline {settings.baseline}: it is not among the objectives"
     if settings.margin is not None and not settings.margin >= 0:
         yield f"--margin: expected a number of at least 0, got {settings.margin}"
-    if not settings.metric:
+    if not settings.metric and not settings.items:
         yield "--metric: which number is compared? Such as json:results.json:accuracy"
-    names = [metric.name for metric in settings.metric]
+    names = [metric.name for metric in (*settings.metric, settings.items) if metric]
     if twice := [name for name in names if names.count(name) > 1]:
-        yield f"--metric: two are named {twice[0]!r}; name one of them, as in other={settings.metric[-1].text}"
+        yield f"--metric: two are named {twice[0]!r}; name one of them, as in other=json:..."
     ways = settings.set_seed + (settings.seed_flag is not None) + any("{seed}" in word for word in script)
     if ways != 1:
         yield (
@@ -134,7 +148,11 @@ def _file_faults(settings: Settings, script: Sequence[str], jobs: int) -> Iterat
             yield f"--link {link}: has no effect without --copy"
         if Path(link).is_absolute() or not (here / link).exists():
             yield f"--link {link}: expected a file or folder in this one"
-    read = [metric.text for metric in (*settings.metric, settings.tune_metric) if metric and metric.kind in FILES]
+    read = [
+        metric.text
+        for metric in (*settings.metric, settings.items, settings.tune_metric)
+        if metric and metric.kind in FILES
+    ]
     if jobs > 1 and read and not settings.copy and not any("{out}" in word for word in script):
         yield (
             f"--jobs {jobs}: runs at the same time would overwrite what {read[0]} reads: let the script write to "
@@ -149,12 +167,12 @@ def command(arguments: argparse.Namespace) -> int:
     from .comparison import Comparison
 
     try:
-        return Comparison(arguments, _seam_words(arguments)).run()
+        return Comparison(arguments, seam_words(arguments)).run()
     except SeamError as error:  # from checks; those of a run are stored with it
         raise ValueError(str(error)) from error
 
 
-def _seam_words(arguments: argparse.Namespace) -> list[str]:
+def seam_words(arguments: argparse.Namespace) -> list[str]:
     """Return the flags of ``counterpoint inject`` that were typed."""
     words: list[str] = []
     for action in _seam_flags():

@@ -95,7 +95,7 @@ class Comparison:
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
         runs = self._run_cells(early)
-        if late and not _same_numbers([run for run in runs if run.done]):
+        if late and not same_numbers([run for run in runs if run.done]):
             runs += self._run_cells(late)
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
@@ -107,7 +107,7 @@ class Comparison:
         if not (done := [run for run in done if run not in errors]):
             return 1
         self.notes += [*own_settings(self.specs), *_time_notes(done, baseline)]
-        if _same_numbers(done):  # repetitions, of which a test would make evidence
+        if same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
             stopped = f"stopped after {EQUAL} seeds: " * bool(late)
             told = f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
@@ -116,6 +116,8 @@ class Comparison:
         names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
+        if settings.items:
+            summary.items.extend(report.over_items(summary, settings.items, settings.margin))
         summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *self.notes]
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
@@ -126,7 +128,10 @@ class Comparison:
         run_all = partial(self._run_cells, metrics=[self.settings.tune_metric])
         best = tuned(self.specs, self.settings, self.cell, run_all)
         chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
-        self.notes.append(f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each: {chosen}")
+        self.notes.append(
+            f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each with one seed; verdicts are "
+            f"at these settings, which another tuning may not find: {chosen}"
+        )
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
         if again := tuned([self.twin], self.settings, self.cell, run_all, FIRST_SEED + 1):
@@ -135,7 +140,8 @@ class Comparison:
         self.twin = best.get(self.twin, self.twin)
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
-        cells, metrics, given = list(cells), metrics or self.settings.metric, self.arguments
+        own = [metric for metric in (*self.settings.metric, self.settings.items) if metric]
+        cells, metrics, given = list(cells), metrics or own, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
@@ -196,7 +202,7 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
-def _same_numbers(runs: Sequence[Run]) -> bool:
+def same_numbers(runs: Sequence[Run]) -> bool:
     """Return whether there are several seeds, and no row's numbers depend on them."""
     rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
@@ -224,11 +230,14 @@ def find_loss(
     known = [command for command in commands if command[2] in data["hosts"]]
     if not commands or (len(known) != 1 and len(commands) > len(known) + 1):
         roads = "; ".join(shlex.join(["compare", *command[2 : command.index("--")]]) for command in commands)
-        raise ValueError(f"auto: found {len(commands)} losses to replace" + (f", name one: {roads}" if roads else ""))
+        folder = Script.of(script)[0].path.resolve().parent
+        similar = [name for name in registry.names() if registry.load(name).recognises(folder)]
+        hint = f", name one: {roads}" if roads else f"; it looks like the host {similar[0]}" if similar else ""
+        raise ValueError(f"auto: found {len(commands)} losses to replace{hint}")
     shared.write(name, json.dumps(data).encode())
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
-    told = [f"{each['kind']}={each['path']}" for each in data.get("told", ())]
+    told = [f"{one['kind']}={one['path']}" for one in data.get("told", ()) if one["distinct"] < one["length"]]
     return host, [*flags[:at], *flags[at + 2 :]], data.get("own") or "infonce", told
 
 

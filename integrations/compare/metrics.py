@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -16,17 +17,24 @@ from typing import Any, NamedTuple
 
 from counterpoint.names import check_known, nearest
 
+from .. import items
+
 FORMS = {
     "json": "json:FILE:KEY",
     "csv": "csv:FILE:COLUMN",
     "text": "text:FILE:REGEX",
     "tensorboard": "tensorboard:FOLDER:TAG",
     "output": "output:REGEX",
+    **items.FORMS,
     "python": "python:FILE:FUNCTION",
     "script": "script:FILE:FUNCTION",
 }
-FILES = ("json", "csv", "text", "tensorboard")  # what the script has written
+FILES = ("json", "csv", "text", "tensorboard", *items.FORMS)  # what the script has written
+SERIES = ("csv", "text", "tensorboard", "output")  # of which there may be one in every epoch
 SCORES = "scores.json"  # what functions in the script's process have returned
+
+
+Values = list[tuple[int, Any]]  # steps, and what was written at each
 
 
 class Metric(NamedTuple):
@@ -47,17 +55,16 @@ class Metric(NamedTuple):
             raise argparse.ArgumentTypeError(f"expected KIND:..., such as {FORMS['json']}, got {text!r}.{hint}")
         name, kind, rest = match.groups()
         place, colon, what = ("", ":", rest) if kind == "output" else rest.partition(":")
+        if kind in items.FORMS:
+            _, place, what, own, _ = items.parse(text)
+            return cls(kind, items.relative(place), what, own, text)
         if not (what and colon and (place or kind == "output")):
             raise argparse.ArgumentTypeError(f"expected {FORMS[kind]}, got {text!r}")
         if kind in ("text", "output"):
             name = name or _named_after(what, text)
         elif kind in FILES:
             name = name or (what.split(".")[-1] if kind == "json" else what)
-            if Path(place).is_absolute() or ".." in Path(place).parts:
-                raise argparse.ArgumentTypeError(
-                    f"{text}: expected a path relative to the folder where the script runs, or to {{out}}, the folder "
-                    "of each run, which can be put among the script's arguments"
-                )
+            items.relative(place)
         elif not Path(place).is_file():
             raise argparse.ArgumentTypeError(f"{text}: no file {place}")
         else:
@@ -89,6 +96,7 @@ class Written:
     began: int  # times in nanoseconds, those of the file system
     ended: int
     shared: bool  # whether other runs may have written to ``folder`` meanwhile
+    most: int | None = None  # numbers of ``output:REGEX`` that count, in a run that was stopped after so many
 
     def find(self, pattern: str) -> list[Path]:
         """Return the files that match, all those in a folder that does; copy them to ``out`` if they lie elsewhere."""
@@ -111,12 +119,16 @@ class Written:
             shutil.copy2(file, copy)
         return copies
 
-    def text(self, pattern: str) -> str:
-        """Return the text of the file that matches; raise ``ValueError`` if several do."""
+    def one(self, pattern: str) -> Path:
+        """Return the file that matches; raise ``ValueError`` if several do."""
         found = self.find(pattern)
         if len(found) > 1:
             raise ValueError(f"{pattern} may mean {' or '.join(map(str, found[:4]))}")
-        return found[0].read_text(encoding="utf-8", errors="replace")
+        return found[0]
+
+    def text(self, pattern: str) -> str:
+        """Return the text of the file that matches."""
+        return self.one(pattern).read_text(encoding="utf-8", errors="replace")
 
 
 def _files(folder: Path, pattern: str) -> list[Path]:
@@ -130,12 +142,24 @@ def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
     for metric in metrics:
         try:
             value = _READERS[metric.kind](metric, written)
+            value = value[-1][1] if metric.kind in SERIES else value
             values = value if isinstance(value, dict) else {metric.name: value}
             numbers |= {str(name): float(number) for name, number in values.items()}
         except (KeyError, OSError, TypeError, ValueError) as error:
             reason = error.args[0] if isinstance(error, KeyError) else error
             raise ValueError(f"--metric {metric.text}: {reason}") from error
     return numbers
+
+
+def curves(metrics: Iterable[Metric], written: Written) -> dict[int, dict[str, float]]:
+    """Return what was written while the script trained, by its steps, or else by 1, 2, ..."""
+    lines: dict[int, dict[str, float]] = {}
+    for metric in metrics:
+        if metric.kind in SERIES and metric.name != "step":
+            for step, value in _READERS[metric.kind](metric, written):
+                with suppress(ValueError):
+                    lines.setdefault(step, {})[metric.name] = float(value)
+    return {step: lines[step] for step in sorted(lines) if lines[step]}
 
 
 def _json(metric: Metric, written: Written) -> Any:
@@ -159,14 +183,14 @@ def _json(metric: Metric, written: Written) -> Any:
     return value
 
 
-def _csv(metric: Metric, written: Written) -> Any:
+def _csv(metric: Metric, written: Written) -> Values:
     rows = csv.DictReader(written.text(metric.place).splitlines(keepends=True))
     cells = [cell for row in rows if (cell := row.get(metric.what))]
     check_known("no column", metric.what, rows.fieldnames or (), KeyError)
-    return _last(cells, f"the column {metric.what!r} is empty")
+    return _numbered(cells, f"the column {metric.what!r} is empty")
 
 
-def _tensorboard(metric: Metric, written: Written) -> float:
+def _tensorboard(metric: Metric, written: Written) -> Values:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
@@ -181,23 +205,35 @@ def _tensorboard(metric: Metric, written: Written) -> float:
             values += [(event.step, event.value) for event in events.Scalars(metric.what)]
     if not values:
         raise KeyError(f"no tag {metric.what!r}.{nearest(metric.what, known)}")
-    return max(values)[1]
+    return sorted(values)
 
 
-def _text(metric: Metric, written: Written) -> str:
-    return _last(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
+def _text(metric: Metric, written: Written) -> Values:
+    return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
 
 
-def _output(metric: Metric, written: Written) -> str:
-    lines = written.log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
+def _output(metric: Metric, written: Written) -> Values:
+    return _numbered(printed(metric, written.log)[: written.most], f"nothing in {written.log} matches")
+
+
+def printed(metric: Metric, log: Path) -> list[str]:
+    """Return what ``output:REGEX`` finds in whole lines of a log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("counterpoint: "))  # which is not the script's own
-    return _last(re.findall(metric.what, text, re.M), f"nothing in {written.log} matches")
+    return re.findall(metric.what, text, re.M)
 
 
-def _last(values: list[str], otherwise: str) -> str:
+def _numbered(values: list[str], otherwise: str) -> Values:
     if not values:
         raise ValueError(otherwise)
-    return values[-1]
+    return [*enumerate(values, 1)]
+
+
+def _items(metric: Metric, written: Written) -> float:
+    from ..report.items import measure
+
+    read = items.read(written.one(metric.place), metric.what)
+    return float(measure(read.scores, read.gold).item())
 
 
 def _python(metric: Metric, written: Written) -> Any:
@@ -213,6 +249,7 @@ def _script(metric: Metric, written: Written) -> Any:
 
 _READERS: dict[str, Callable[[Metric, Written], Any]]
 _READERS = {"json": _json, "csv": _csv, "text": _text, "output": _output, "tensorboard": _tensorboard}
+_READERS |= dict.fromkeys(items.FORMS, _items)
 _READERS |= {"python": _python, "script": _script}
 
 

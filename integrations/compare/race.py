@@ -9,47 +9,41 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import counterpoint as cp
 from counterpoint.checks import is_number
 from counterpoint.install import install
 
-from .. import report
+from .. import report, store
 from ..report.statistics import Verdict
 from ..search.commands import FIRST_SEED
+from ..store.files import finite
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
-from .cells import length_of
-from .comparison import Comparison, uneven
+from . import race_page
+from .cells import DOMAIN, length_of
+from .comparison import Comparison, same_numbers, uneven
+from .race_page import OWN, Arm, Points
+from .running import NO_SEED
 from .settings import HOST
 
 if TYPE_CHECKING:
     import optuna
 
 SHARE = 4  # the first trainings have a quarter of the script's length, and a quarter of them goes on
-TEMPERATURES = (0.5, 2.0, 0.25)  # of the script's own loss, as multiples of its temperature
+TEMPERATURES = (1.0, 0.5, 2.0)  # the first ones, as multiples of the script's own
 FACTORS = [2.0**power for power in range(-4, 5)]  # what is tried at most
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
-MOST_PATHS = 3  # of what auto has found to be integers of the samples
-
-
-@dataclass
-class Arm:
-    """A treatment in the race: its text, and its scores at a share of the script's length and at all of it.
-
-    Higher scores are better: they have the other sign where smaller numbers are.
-    """
-
-    text: str
-    own: bool  # the script's own loss, at some temperature
-    short: float = math.nan
-    full: float = math.nan
-    dropped: str = ""
+MOST_PATHS = 3  # of what auto has found of the samples
+AT = "{t}"  # in treatments that are not of the script's own loss: their temperature
+HCL = ("hcl:beta=1,prior=0.1{t}", "hcl:beta=2,prior=0.1{t}")
 
 
 class Race(Comparison):
@@ -59,11 +53,13 @@ class Race(Comparison):
         super().__init__(arguments, seam)
         given = arguments.settings
         self.sign = -1 if given.lower else 1
-        self.flag, self.budget, self.chosen_by = given.steps_flag or "", given.budget, given.metric[0]
+        self.flag, self.chosen_by, self.most = given.steps_flag, given.metric[0], 2 * given.budget
         self.confirmed_by = given.confirm_metric or self.chosen_by
-        _, _, self.length = length_of(arguments.script, self.flag)
-        if len(self.specs) > 2 * self.budget:
-            raise ValueError(f"--budget {self.budget}: enough for {2 * self.budget} treatments, got {len(self.specs)}.")
+        self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
+        typed = [re.sub(rf"^{HOST}\b", OWN, spec) for spec in self.specs if spec != HOST]
+        self.families = typed or proposals(self.told)
+        if len(self.families) > self.most:
+            raise ValueError(f"--budget {given.budget}: enough for {self.most} treatments, got {len(self.families)}.")
         self.arms: list[Arm] = []
 
     def run(self) -> int:
@@ -71,15 +67,20 @@ class Race(Comparison):
         self._search()
         tuned = best([arm for arm in self.arms if arm.own])
         winner = best(self.arms)
-        rows = [*dict.fromkeys([winner.text, tuned.text, HOST])]
+        rows = [*dict.fromkeys([winner.text, tuned.text, *[HOST] * (winner is tuned)])]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         print_line(f"confirming {winner.text} against {tuned.text} on {len(seeds)} fresh seeds")
         label = f"{tuned.text}, {LONGER:g} x steps"
         cells = [self.cell(text, seed, steps_flag=self.flag) for seed, text in product(seeds, rows)]
-        longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
-        cells += [self.cell(tuned.text, seed, **longer) for seed in seeds]
-        runs = [run for run in self._run_cells(cells, [self.confirmed_by]) if run.done]
-        errors = dict(uneven([run for run in runs if run.arguments.get("length") is None]))
+        if self.flag:
+            longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
+            cells += [self.cell(tuned.text, seed, **longer) for seed in seeds]
+        runs = [run for run in self._run_cells(cells[: 2 * len(rows)], [self.confirmed_by]) if run.done]
+        if same_numbers(runs):
+            raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
+        runs += [run for run in self._run_cells(cells[2 * len(rows) :], [self.confirmed_by]) if run.done]
+        even = [] if self.settings.any_length else [run for run in runs if run.arguments.get("length") is None]
+        errors = dict(uneven(even))
         if errors or len(runs) < len(cells):
             for error in errors.values():
                 print(f"counterpoint race: {error}", file=sys.stderr)
@@ -88,14 +89,16 @@ class Race(Comparison):
         names = [self.confirmed_by.name]
         summary = report.summarise(runs, baseline=base, metrics=names, lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
-        cost = {"race": self._cost(self.arms), "temperature": float(sum(arm.own for arm in self.arms))}
+        cost = {"race": self._cost(), "temperature": float(sum(arm.own for arm in self.arms))}
         said = sentence(winner.text, tuned.text, compared, label, cost, lower)
         summary.notes[:0] = self._dropped()
+        title = f"Race: {runs[0].arguments['dataset']}"
+        page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder(), title)
+        print(f"page: {page}", file=sys.stderr)
         if self.arguments.json:
-            arms = [vars(arm) for arm in self.arms]
-            print(
-                json.dumps({"sentence": said, "winner": winner.text, "tuned": tuned.text, "arms": arms, "cost": cost})
-            )
+            arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
+            found = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "arms": arms, "cost": cost}
+            print(json.dumps(finite(found)))
         else:
             print(report.RENDER["terminal"](summary))
             print(said)
@@ -103,108 +106,130 @@ class Race(Comparison):
 
     def _search(self) -> None:
         """Train every arm for a share of the length, and those that Optuna does not prune to the end."""
-        print_line(f"treatments with {self.flag} {self._steps(1 / SHARE):g} of {self.length:g} each")
-        if len(self.specs) > 1:
-            self._begin(self.specs)
-        else:  # the temperature first, further at an edge; then rules at the best one
-            self._begin([HOST, *filter(None, (at_temperature(self.own, factor) for factor in TEMPERATURES))])
-            while (edge := self._edge()) is not None:
-                self._begin([edge])
-            tuned = max(self.arms, key=lambda arm: arm.short).text
-            self._begin(proposals(self.own, tuned, self.told)[: 2 * self.budget - len(self.arms)])
-        study = _study()
-        for arm in self.arms:
+        self._begin((OWN, factor) for factor in TEMPERATURES)
+        self._follow(own=True)
+        tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
+        near = (tuned.factor, tuned.factor / 2)  # below the best temperature too, since large ones hide faults
+        self._begin(product(self.families, near))
+        self._follow(own=False)
+        ranked, study = sorted(self.arms, key=lambda arm: arm.short, reverse=True), _study(self._folder())
+        top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
+        for arm in ranked[top:] + ranked[:top][::-1]:
             trial = study.ask()
             trial.set_user_attr("treatment", arm.text)
             if math.isfinite(arm.short):
                 trial.report(arm.short, 1)
-            if not math.isfinite(arm.short) or (trial.should_prune() and arm.text != HOST):
-                arm.dropped = f"after {self._steps(1 / SHARE):g}"
+            if math.isfinite(arm.short) and not trial.should_prune():
+                trials[arm.text] = trial
+            else:
+                arm.dropped = True
                 study.tell(trial, state=_pruned())
-                continue
-            self._finish(arm)
-            study.tell(trial, arm.full) if math.isfinite(arm.full) else study.tell(trial, state=_pruned())
-        own = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
-        if math.isnan(own.full):  # the script's own loss at its best temperature always runs to the end
-            self._finish(own)
+        tuned.dropped = False  # always runs to the end
+        finished = [arm for arm in self.arms if not arm.dropped]
+        for arm, run in zip(finished, self._train([arm.text for arm in finished], {}), strict=True):
+            arm.full, arm.curve = self._value(run), arm.curve + self._points(run, self.length)
+            if arm.text in trials:
+                state = {"values": arm.full} if math.isfinite(arm.full) else {"state": _pruned()}
+                study.tell(trials[arm.text], **state)
 
-    def _begin(self, texts: Sequence[str]) -> None:
-        """Train treatments for a share of the script's length."""
-        short = {"length": self._steps(1 / SHARE), "steps_flag": self.flag, "purpose": TUNING}
-        for text, run in zip(texts, self._train(texts, short), strict=True):
-            own = text == HOST or is_temperature(text, self.own)
-            self.arms.append(Arm(text, own, -math.inf if math.isnan(value := self._value(run)) else value))
+    def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
+        """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
+        if not self.length:
+            self._count_lines()
+        arms: dict[str, Arm] = {}
+        for family, factor in settings:
+            if text := at_temperature(family, self.own, factor):
+                arms.setdefault(text, Arm(text, family, factor))
+        known = {arm.text for arm in self.arms}
+        new = [arm for arm in arms.values() if arm.text not in known][: self.most - len(self.arms)]
+        quarter = self._steps(1 / SHARE)
+        short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
+        for arm, run in zip(new, self._train([arm.text for arm in new], short), strict=True):
+            arm.short = -math.inf if math.isnan(value := self._value(run)) else value
+            arm.curve = self._points(run, quarter)
+        self.arms += new
         if self.arms[0].short == -math.inf:
             raise ValueError("the script's own loss gave no number; its output has the reason.")
+        return bool(new)
 
-    def _edge(self) -> str | None:
-        """Return the own loss one temperature further, if the best so far is the largest or the smallest tried."""
-        factors = {HOST: 1.0, **{text: f for f in FACTORS if (text := at_temperature(self.own, f))}}
-        tried = {factors[arm.text]: arm.short for arm in self.arms}
-        top = max(tried, key=tried.__getitem__)
-        further = {max(tried): 2 * top, min(tried): top / 2}.get(top)
-        return None if further not in FACTORS else at_temperature(self.own, further)
+    def _follow(self, own: bool) -> None:
+        """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
+        more = any(arm.own == own for arm in self.arms)
+        while more:
+            top = max((arm for arm in self.arms if arm.own == own), key=lambda arm: arm.short)
+            tried = [arm.factor for arm in self.arms if arm.family == top.family]
+            further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)
+            more = further in FACTORS and self._begin([(top.family, further)])
 
-    def _finish(self, arm: Arm) -> None:
-        (run,) = self._train([arm.text], {"purpose": TUNING})
-        arm.full, arm.dropped = self._value(run), ""
+    def _count_lines(self) -> None:
+        """Take the numbers that a whole training prints as its length."""
+        self.length = float(len(self._train([HOST], {})[0].metrics()))
+        if self.length < SHARE:
+            raise ValueError(
+                f"--metric {self.chosen_by.text}: expected {SHARE} or more of these numbers while the script "
+                f"trains, to stop it early, got {self.length:g}; or name its own flag for its length by --steps-flag."
+            )
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any]) -> list[Run]:
-        return self._run_cells([self.cell(text, FIRST_SEED, **more) for text in texts], [self.chosen_by])
+        cells = [self.cell(text, FIRST_SEED, purpose=TUNING, **more) for text in texts]
+        return self._run_cells(cells, [self.chosen_by])
 
     def _value(self, run: Run) -> float:
         return self.sign * float((run.result or {}).get(self.chosen_by.name, math.nan))
+
+    def _points(self, run: Run, length: float) -> Points:
+        """Return what a run has written while it trained, or else its result."""
+        name = self.chosen_by.name
+        curve = [(line["step"], line[name]) for line in run.metrics() if name in line] if run.done else []
+        return curve or [(length, self.sign * self._value(run))]
+
+    def _folder(self) -> Path:
+        """Return the folder of this race's page and of Optuna's storage, on this machine."""
+        named = store.checksum(json.dumps([self.cell(HOST, 0), self.families, self.chosen_by.text]))[:12]
+        folder = Run(self.arguments.out, self.cell(HOST, 0)).folder.root / DOMAIN / f"race-{named}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
 
     def _steps(self, share: float) -> float:
         length = self.length * share
         return float(max(1, round(length))) if self.length.is_integer() else length
 
-    def _cost(self, arms: Sequence[Arm]) -> float:
+    def _cost(self) -> float:
         """Return the search's compute, in trainings of the script's length."""
-        return len(arms) * self._steps(1 / SHARE) / self.length + sum(not math.isnan(arm.full) for arm in arms)
+        short = self._steps(1 / SHARE) / self.length
+        return len(self.arms) * short + sum(not math.isnan(arm.full) for arm in self.arms)
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
-            end = f"dropped {arm.dropped}" if arm.dropped else f"at the end {self.sign * arm.full:.4g}"
+            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end"
             yield f"{arm.text}: {self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
 
 
-def at_temperature(own: str, factor: float) -> str | None:
-    """Return the script's own loss at a multiple of its temperature; None where that is not a number."""
+def at_temperature(family: str, own: str, factor: float) -> str | None:
+    """Return a treatment at a multiple of the script's own temperature; None where that is not a number."""
     data = cp.objective(own).to_dict()
     t = data.get("temperature")
-    return f"{data['name']}:t={t * factor:.4g}" if is_number(t) else None
+    if factor == 1:
+        return family.replace(OWN, HOST).replace(AT, "")
+    if not is_number(t):
+        return None
+    return family.replace(OWN, f"{data['name']}:t={t * factor:.4g}").replace(AT, f",t={t * factor:.4g}")
 
 
-def proposals(own: str, tuned: str, told: Sequence[str]) -> list[str]:
-    """Return the treatments to race, by evidence: duplicates, ids, a margin, HCL, at the best temperature and near it.
+def proposals(told: Sequence[str]) -> list[str]:
+    """Return the treatments to race, by evidence: duplicates, ids, HCL, a margin.
 
     Args:
-        own: the spec of the script's own loss.
-        tuned: the same at its best temperature so far.
         told: what treatments may be told of, such as ``ids=batch["doc"]``.
     """
-    near = [tuned, *filter(None, [at_temperature(own if tuned == HOST else tuned, 0.5)])]
-    rules = ["duplicates", *told[:MOST_PATHS]]
-    hcl = [
-        "hcl:beta=1,prior=0.02" + text.partition(":")[2].join([",", ""] if ":" in text else ["", ""]) for text in near
-    ]
-    return [f"{text}; {rule}" for rule in rules for text in near] + [f"{tuned}; margin=-0.1", *dict.fromkeys(hcl)]
-
-
-def is_temperature(text: str, own: str) -> bool:
-    """Return whether a treatment is the script's own loss at some temperature."""
-    return (
-        ";" not in text
-        and text.partition(":")[2].startswith("t=")
-        and "," not in text
-        and (text.partition(":")[0] == own.partition(":")[0])
-    )
+    return [*(f"{OWN}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{OWN}; margin=-0.1"]
 
 
 def best(arms: Sequence[Arm]) -> Arm:
     """Return the arm that was best at the end."""
-    return max((arm for arm in arms if math.isfinite(arm.full)), key=lambda arm: arm.full)
+    if not (finished := [arm for arm in arms if math.isfinite(arm.full)]):
+        raise ValueError("no training of the whole length gave a number; the output of the runs has the reason.")
+    return max(finished, key=lambda arm: arm.full)
 
 
 def sentence(
@@ -241,15 +266,22 @@ def _negated(verdict: Verdict) -> Verdict:
     return replace(verdict, difference=-verdict.difference, low=-verdict.high, high=-verdict.low)
 
 
-def _study() -> optuna.Study:
-    """Return Optuna's schedule: a treatment goes on if it is in the best quarter of those before it."""
+def _study(folder: Path) -> optuna.Study:
+    """Return Optuna's schedule: a treatment goes on if it is in the best quarter of those before it.
+
+    ``optuna-dashboard`` shows the file in the folder.
+    """
     try:
         import optuna
+        from optuna.storages.journal import JournalFileBackend
     except ImportError as error:
         raise ImportError(f"counterpoint race needs optuna: {install('race')}", name="optuna") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=SHARE)
-    return optuna.create_study(direction="maximize", pruner=pruner)
+    file = folder / "optuna.log"
+    file.unlink(missing_ok=True)  # of this command's last start, whose runs are kept
+    storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
+    return optuna.create_study(direction="maximize", pruner=pruner, storage=storage, study_name="race")
 
 
 def _pruned() -> Any:

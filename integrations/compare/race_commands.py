@@ -5,16 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass, replace
 
-from counterpoint.names import check_known
-from counterpoint.plugins import inject, registry
-from counterpoint.plugins.arguments import Parser
-
-from .. import flags
 from ..domain import setting
+from . import commands
 from .cells import length_of
-from .commands import _faults, _seam_flags, _seam_words
 from .metrics import Metric
-from .settings import HOST, Settings, row
+from .settings import HOST, Settings
 
 DESCRIPTION = """\
 Find the best setting for a training script of your own, which is not edited.
@@ -37,7 +32,10 @@ class RaceSettings(Settings):
     baseline: str | None = setting(None, flag=False)
     budget: int = setting(12, "trainings of the script's length that the search may cost", low=2)
     steps_flag: str | None = setting(
-        None, "the script's own flag for its length, which must be among its arguments, such as --max_steps", type=str
+        None,
+        "the script's own flag for its length, among its arguments, such as --max_steps (none: runs are stopped by the "
+        "numbers that they print, --metric output:REGEX)",
+        type=str,
     )
     confirm_metric: Metric | None = setting(  # noqa: RUF009
         None, "another number for the comparison on fresh seeds (the first)", type=Metric.parse, metavar="METRIC"
@@ -46,39 +44,24 @@ class RaceSettings(Settings):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``counterpoint race``."""
-    parser.description = DESCRIPTION
-    parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; auto finds its loss")
-    _add_flags(parser)
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
+    objectives = "the treatments to race (proposed from what the script computes)"
+    commands.add_arguments(parser, DESCRIPTION, RaceSettings, objectives)
     parser.set_defaults(check=_check)
 
 
-def _add_flags(parser: argparse.ArgumentParser) -> None:
-    parser.take_flags = ("--seed-flag", "--steps-flag")  # type: ignore[attr-defined]
-    flags.add_objective(parser, "the treatments to race (proposed from what the script computes)", row)
-    flags.add_settings(parser, RaceSettings)
-    flags.add_runs(parser)
-    parser.set_defaults(seeds=5)
-    group = parser.add_argument_group("where the loss is")
-    for action in _seam_flags():
-        group._add_action(action)
-
-
 def _check(arguments: argparse.Namespace) -> None:
-    own = f"counterpoint race {arguments.host}"
-    words, arguments.script = inject.split(arguments.script)
-    parser = Parser(own, f"{own} [options] -- train.py ...")
-    _add_flags(parser)
-    parser.parse_args(words, arguments)
-    settings = RaceSettings(**flags.chosen(arguments, RaceSettings))
+    commands.read(arguments, "race", RaceSettings)
+    settings = arguments.settings
     arguments.settings = replace(settings, objective=[*dict.fromkeys([HOST, *settings.objective])])
-    if arguments.host is not None:
-        check_known("unknown host", arguments.host, registry.names())
-    for fault in _faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
+    for fault in commands.faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
         raise ValueError(fault)
-    if settings.steps_flag is None:
-        raise ValueError("--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps")
-    length_of(arguments.script, settings.steps_flag)
+    if settings.steps_flag is not None:
+        length_of(arguments.script, settings.steps_flag)
+    elif settings.metric[0].kind != "output":
+        raise ValueError(
+            "--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps; without one, "
+            f"--metric must be output:REGEX, to stop runs by the numbers that they print, got {settings.metric[0].text}"
+        )
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -88,6 +71,6 @@ def command(arguments: argparse.Namespace) -> int:
     from .race import Race
 
     try:
-        return Race(arguments, _seam_words(arguments)).run()
+        return Race(arguments, commands.seam_words(arguments)).run()
     except SeamError as error:
         raise ValueError(str(error)) from error

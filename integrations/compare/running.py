@@ -8,8 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from ..store.files import atomic
 from ..store.run import Run
 from . import child
 from .cells import words
-from .metrics import SCORES, Metric, Written, read
+from .metrics import SCORES, Metric, Written, curves, printed, read
 
 PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
+POLL = 0.2  # seconds between two looks at what a script has printed
 SHOWN = 10  # lines of the output of a script that failed
 NO_SEED = (
     "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, and name it by --seed-flag"
@@ -49,8 +51,12 @@ def finish(run: Run, metrics: Sequence[Metric]) -> None:
     path = run.path.resolve()
     ended = json.loads((path / ENDED).read_text(encoding="utf-8"))
     folder, times = Path(ended["folder"]), (ended.pop("began"), ended.pop("ended"))
-    written = Written(path / OUT, folder, path / LOG, *times, shared=ended["jobs"] > 1 and not run.arguments["copy"])
-    run.finish(read(metrics, written), metrics=[metric.text for metric in metrics], **ended)
+    shared = ended["jobs"] > 1 and not run.arguments["copy"]
+    written = Written(path / OUT, folder, path / LOG, *times, shared, run.arguments.get("lines"))
+    result = read(metrics, written)
+    for step, numbers in curves(metrics, written).items():
+        run.log(step, **numbers)
+    run.finish(result, metrics=[metric.text for metric in metrics], **ended)
 
 
 def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
@@ -70,7 +76,7 @@ def last_lines(run: Run) -> list[str]:
 
 
 def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
-    arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.root.resolve()
+    arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.folder.root.resolve()
     for name in (OUT, WORK):
         shutil.rmtree(path / name, ignore_errors=True)
     for name in (SEAM, SCORES):
@@ -93,9 +99,11 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     with (path / LOG).open("wb") as log:
         began = (path / LOG).stat().st_mtime_ns  # the file system's time, which may lag
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-        code = _wait_for(subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams))
+        process = subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **streams)
+        stopped = partial(_printed, metrics, path / LOG, most) if (most := arguments.get("lines")) else None
+        code = _wait_for(process, stopped)
     seam = json.loads((path / SEAM).read_text(encoding="utf-8")) if (path / SEAM).exists() else {}
-    if code or not seam:
+    if code or not (seam or (stopped and stopped())):
         lines = last_lines(run)
         own = [line for line in takewhile(lambda line: ": the loss was reached " not in line, lines) if line.strip()]
         reason = seam.get("error") or (own[-1] if own else "it printed nothing")
@@ -104,7 +112,9 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
     with atomic(path / ENDED) as file:
-        file.write(json.dumps({**ended, "calls": seam["calls"], "step_seconds": seam["step_seconds"]}).encode())
+        file.write(
+            json.dumps({**ended, "calls": seam.get("calls", 0), "step_seconds": seam.get("step_seconds", [])}).encode()
+        )
 
 
 def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path) -> None:
@@ -119,14 +129,27 @@ def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path)
         (target / path.relative_to(source)).symlink_to(path)
 
 
-def _wait_for(process: subprocess.Popen[Any]) -> int:
-    """Return the exit code of a process; if this one is interrupted, end it with all that it has started."""
+def _printed(metrics: Sequence[Metric], log: Path, most: int) -> bool:
+    """Return whether a script has printed so many numbers, each in a whole line."""
+    return len(printed(metrics[0], log)) >= most and log.read_bytes().endswith(b"\n")
+
+
+def _wait_for(process: subprocess.Popen[Any], stopped: Callable[[], bool] | None = None) -> int:
+    """Return the exit code of a process, 0 if it was ``stopped``; if this one is interrupted, end all it started."""
     try:
-        return process.wait()
-    except BaseException:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+        while stopped is None or not stopped():
             with suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
+                return process.wait(None if stopped is None else POLL)
+    except BaseException:
+        _end(process)
         raise
+    _end(process)
+    return 0
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)

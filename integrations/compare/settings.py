@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import flags
+from .. import flags, items
 from ..domain import setting
 from ..search.grids import grid
 from .metrics import Metric
@@ -29,6 +29,12 @@ def row(text: str) -> str:
     return text.strip()
 
 
+def item_metric(text: str) -> Metric:
+    """A type for argparse: a file of scores per item, which each run writes."""
+    items.parse(text)
+    return Metric.parse(text)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What ``counterpoint compare`` runs, reads and compares."""
@@ -40,6 +46,12 @@ class Settings:
         type=Metric.parse,
         nargs="+",
         metavar="METRIC",
+    )
+    items: Metric | None = setting(  # noqa: RUF009
+        None,
+        "scores per test item that each run writes, npy:FILE or jsonl:FILE:ID:SCORE, for verdicts over items (none)",
+        type=item_metric,
+        metavar="ITEMS",
     )
     lower: bool = setting(False, "smaller numbers are better")
     margin: float | None = setting(

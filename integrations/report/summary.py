@@ -140,6 +140,7 @@ class Report:
     columns: list[Column]
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)  # ItemReport
 
 
 def summarise(
@@ -325,7 +326,7 @@ def _columns(
     trained = {row: seeds for row, seeds in values.items() if not is_check(first[row])}
     names = sorted(values, key=lambda row: (row in trained, row != baseline, row))
     if margin is None:
-        margin = _margin(max(fmean(seeds.values()) for seeds in values.values()))
+        margin = usual_margin(max(fmean(seeds.values()) for seeds in values.values()))
 
     def against(row: str) -> dict[str, Verdict]:
         others = {other: trained[other] for other in names if other in trained and other != row}
@@ -348,7 +349,7 @@ def _columns(
     yield Column(domain, dataset, metric, setting, title, baseline, lower, margin, majority, above_none, cells)
 
 
-def _margin(largest: float) -> float:
+def usual_margin(largest: float) -> float:
     """Return half a point of a hundred of the scale: 1, 100, 1000, ... as the largest mean allows."""
     return 0.005 * (1.0 if largest <= 1 else 10.0 ** max(2, math.ceil(math.log10(largest))))
 

@@ -132,8 +132,9 @@ def opening(report: Report) -> list[str]:
 
 
 def together(report: Report) -> list[str]:
-    """Return the sentences on several data sets together."""
-    return [pooled_reading(pooled) for pooled in report.pooled if pooled.verdicts]
+    """Return the sentences on several data sets together, and on the items of each."""
+    several = [pooled_reading(pooled) for pooled in report.pooled if pooled.verdicts]
+    return several + [sentence for one in report.items for sentence in one.sentences()]
 
 
 # ---- formats -----------------------------------------------------------------------------------
@@ -215,4 +216,4 @@ def plain(report: Report) -> dict[str, Any]:
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one) if one.verdicts else ""} for one in report.pooled]
     data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
-    return data
+    return data | ({"items": [one.plain() for one in report.items]} if report.items else {})

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
@@ -92,10 +93,17 @@ def train_command(arguments: argparse.Namespace) -> int:
 # ---- counterpoint eval --------------------------------------------------------------------------
 
 
-def _add_model(parser: argparse.ArgumentParser, root: str = "") -> Callable[..., Any]:
-    """Add the flags of every evaluation, and return the method that adds further ones."""
+def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "") -> Callable[..., Any]:
+    """Add the flags of every evaluation, and return the method that adds further ones.
+
+    ``items`` names the measure of which models are compared by items, if they are.
+    """
     add = parser.add_argument
-    add("model", help="a SentenceTransformer, a checkpoint of transformers, or the folder of a run")
+    model = "a SentenceTransformer, a checkpoint of transformers, or the folder of a run"
+    add("model", nargs="+" if items else None, help=model + "; several are compared item by item" * bool(items))
+    parser.set_defaults(measure=items)
+    if items:
+        add("--items", type=flags.folder, metavar="FOLDER", help=f"write what {items} is computed of, per item (none)")
     add("--pooling", choices=POOLINGS, help=POOLING)
     add("--max-length", type=flags.whole(1), metavar="N", help="word pieces of a text (the model's limit)")
     add("--revision", metavar="NAME", help="revision of a model on the hub (the newest)")
@@ -115,29 +123,76 @@ def _check_eval(arguments: argparse.Namespace) -> None:
     if "root" in arguments:
         flags.check_root(arguments.root)
     retrieval.check(getattr(arguments, "data", ()))
-    find(arguments.model, arguments.revision)
+    for model in _models(arguments):
+        find(model, arguments.revision)
+
+
+def _models(arguments: argparse.Namespace) -> list[str]:
+    models = arguments.model if isinstance(arguments.model, list) else [arguments.model]
+    if len({*models}) < len(models):
+        raise ValueError(f"model: expected different ones, got {' '.join(models)}.")
+    return models
 
 
 def _evaluate(
     arguments: argparse.Namespace, module: str, text: Callable[[Any], str], names: Sequence[str], **options: Any
 ) -> int:
-    """Evaluate the model on the named sets or tasks by ``evaluate`` of a module, and print the report."""
+    """Evaluate the models on the named sets or tasks by ``evaluate`` of a module, and print the reports.
+
+    Several models are compared with the first, item by item.
+    """
     from ..store.progress import print_line
     from . import encode
 
-    if not arguments.json:
-        print_line(f"loading {arguments.model}")
-    load = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
-    model = encode.load(arguments.model, arguments.pooling, **load)
     options |= {"batch_size": arguments.batch, "progress": not arguments.json}
-    report = import_module(f".{module}", __package__).evaluate(model, names, **options)
-    print(json.dumps(asdict(report), indent=1) if arguments.json else text(report))
+    load = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
+    reports: dict[str, Any] = {}
+    for name in _models(arguments):
+        if not arguments.json:
+            print_line(f"loading {name}")
+        model = encode.load(name, arguments.pooling, **load)
+        reports[name] = import_module(f".{module}", __package__).evaluate(model, names, **options)
+        if not arguments.json:
+            print(*[f"{name}:"] * (len(_models(arguments)) > 1), text(reports[name]), sep="\n")
+    compared = _by_items(arguments, reports) if arguments.measure else []
+    if arguments.json:
+        plain = {name: asdict(report, dict_factory=_without_items) for name, report in reports.items()}
+        several = {"models": plain, "items": [one.plain() for one in compared]}
+        print(json.dumps(several if len(reports) > 1 else plain.popitem()[1], indent=1))
+    else:
+        print(*(fill(sentence, 100) for one in compared for sentence in one.sentences()), sep="\n", end="")
     return 0
+
+
+def _without_items(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {name: value for name, value in pairs if name != "items"}
+
+
+def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[Any]:
+    """Write the items of each model and set, where that was asked for; compare the models on each set."""
+    from ..items import of_rows, write
+    from ..report.items import compare_items
+
+    compared, first = [], next(iter(reports))
+    sets = {name: getattr(report, "collections", None) or report.sets for name, report in reports.items()}
+    for part in sets[first]:
+        if arguments.items is not None:
+            for name, scores in sets.items():
+                write(arguments.items, part, name, scores[part].items)
+        if len(reports) > 1:
+            fields = arguments.measure.split(":")
+            models = {
+                name: {0: of_rows(f"{name}, {part}", s[part].items, ["item", *fields])} for name, s in sets.items()
+            }
+            compared.append(
+                compare_items(f"{part}, {'Spearman' if len(fields) > 1 else fields[0]}", first, models, seeds=False)
+            )
+    return compared
 
 
 def sts_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval sts``."""
-    add = _add_model(parser, f"sts/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)")
+    add = _add_model(parser, f"sts/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)", "similarity:gold")
     names, default = f"{', '.join(STS)} (the first eight)", [*SEVEN, "SICKR-all"]
     add("--sets", nargs="+", choices=STS, default=default, metavar="SET", help=names)
 
@@ -163,7 +218,7 @@ def transfer_command(arguments: argparse.Namespace) -> int:
 def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint eval retrieval``."""
     names = f"BEIR folders, names in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
-    _add_model(parser)("--data", nargs="+", default=[], metavar="DATA", help=names)
+    _add_model(parser, items=retrieval.HEADLINE)("--data", nargs="+", default=[], metavar="DATA", help=names)
 
 
 def retrieval_command(arguments: argparse.Namespace) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +142,15 @@ def _texts(path: Path) -> dict[str, str]:
 
 @dataclass
 class Score:
-    """Percentages, by the names of :data:`METRICS`; sizes are None for NanoBEIR, which the framework loads itself."""
+    """Percentages, by the names of :data:`METRICS`; sizes are None for NanoBEIR, which the framework loads itself.
+
+    ``items`` are the percentages of each query.
+    """
 
     metrics: dict[str, float]
     queries: int | None = None
     documents: int | None = None
+    items: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -190,8 +194,9 @@ def evaluate(
             continue
         only = name.partition(":")[2]
         nano = NanoBEIREvaluator([only] if only else None, precision_recall_at_k=[10, 100], write_csv=False, **options)
+        queries = {part.name: _each_query(part) for part in nano.evaluators}
         found = nano(model)
-        scores |= {part.name: Score(_metrics(found, f"{part.name}_")) for part in nano.evaluators}
+        scores |= {name: Score(_metrics(found, f"{name}_"), items=items) for name, items in queries.items()}
     columns = [one.metrics for one in scores.values()]
     mean = {key: math.fsum(column[key] for column in columns) / len(columns) for key in METRICS}
     return Report(scores, mean if len(columns) > 1 else None)
@@ -208,7 +213,26 @@ def score(model: Any, collection: Collection, **options: Any) -> Score:
         print_line(f"{collection.name}: {len(queries)} queries, {len(documents)} documents")
     options |= {"precision_recall_at_k": [10, 100], "write_csv": False}
     evaluator = InformationRetrievalEvaluator(queries, documents, collection.relevant, **options)
-    return Score(_metrics(evaluator(model)), len(queries), len(documents))
+    items = _each_query(evaluator)
+    return Score(_metrics(evaluator(model)), len(queries), len(documents), items)
+
+
+def _each_query(evaluator: Any) -> list[dict[str, Any]]:
+    """Let an evaluator append the scores of each query to the list that is returned, computed by its own formulas."""
+    items: list[dict[str, Any]] = []
+    compute = evaluator.compute_metrics
+
+    def of_all(hits: Any) -> Any:
+        ids, queries = evaluator.queries_ids, evaluator.queries
+        for query, own in zip(ids, hits, strict=True):
+            evaluator.queries_ids = evaluator.queries = [query]
+            found = {name.replace("@k", f"@{k}"): x for name, by in compute([own]).items() for k, x in by.items()}
+            items.append({"item": query, **{ours: 100 * float(found[theirs]) for ours, theirs in METRICS.items()}})
+        evaluator.queries_ids, evaluator.queries = ids, queries
+        return compute(hits)
+
+    evaluator.compute_metrics = of_all
+    return items
 
 
 def _metrics(found: Mapping[str, float], prefix: str = "") -> dict[str, float]:

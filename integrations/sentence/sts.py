@@ -20,7 +20,7 @@ from __future__ import annotations
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -159,12 +159,13 @@ def _hub_rows(name: str) -> Iterator[Row]:
 
 @dataclass
 class Score:
-    """Correlations times 100; None if undefined, because all similarities are equal."""
+    """Correlations times 100; None if undefined, because all similarities are equal. ``items`` are those of pairs."""
 
     pairs: int
     dropped: int  # pairs without a gold score
     spearman: float | None
     pearson: float | None
+    items: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -212,7 +213,9 @@ def evaluate(
 def score(pairs: Pairs, embeddings: Embeddings) -> Score:
     """Compute the correlations of a set."""
     similar = cosine(rows(embeddings, pairs.first), rows(embeddings, pairs.second))
-    one = Score(len(pairs.gold), pairs.dropped, None, None)
+    each = enumerate(zip(similar.tolist(), pairs.gold, strict=True))
+    items = [{"item": i, "similarity": similarity, "gold": gold} for i, (similarity, gold) in each]
+    one = Score(len(pairs.gold), pairs.dropped, None, None, items)
     if np.ptp(similar) >= COLLAPSED and np.ptp(pairs.gold) > 0:
         one.spearman, one.pearson = (100 * float(r(similar, pairs.gold).statistic) for r in (spearmanr, pearsonr))
     return one

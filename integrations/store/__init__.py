@@ -47,20 +47,10 @@ if TYPE_CHECKING:
     from .reproduce import checksum, rng_state, seed_everything, set_rng_state, versions
     from .run import Embeddings, Run, find_runs
 
-_MODULES = {
-    "cell": ("canonical", "check_names"),
-    "errors": ("BusyError", "DamagedError", "GridError"),
-    "files": ("as_json", "atomic", "finite"),
-    "grid": ("run_grid",),
-    "progress": ("plain_warnings", "track"),
-    "reproduce": ("checksum", "rng_state", "seed_everything", "set_rng_state", "versions"),
-    "run": ("Embeddings", "Run", "find_runs"),
-}
-
 __all__ = [
     "BusyError", "DamagedError", "Embeddings", "GridError", "Run", "as_json", "atomic", "canonical", "check_names",
     "checksum", "find_runs", "finite", "plain_warnings", "rng_state", "run_grid", "seed_everything", "set_rng_state",
     "track", "versions",
 ]  # fmt: skip
 
-__getattr__ = names.lazy(__name__, _MODULES)
+__getattr__ = names.lazy(__name__, ("errors", "cell", "files", "progress", "reproduce", "run", "grid"), __all__)

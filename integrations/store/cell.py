@@ -13,14 +13,10 @@ from typing import Any
 import counterpoint as cp
 from counterpoint.names import check_known
 
-from .files import are_plain_numbers, as_json
+from .files import as_json
 
 HOST = "host"  # the objective of a run that trains with the loss of a code base, as in counterpoint inject
 REQUIRED = ("domain", "dataset", "objective", "seed")
-
-# of a record, where each may be missing
-FIELDS: dict[str, Any] = dict.fromkeys(("arguments", "versions", "host", "result", "details"), dict)
-FIELDS |= {"seconds": (int, float)} | dict.fromkeys(("status", "command", "data", "axis", "error", "started"), str)
 
 
 def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -36,23 +32,17 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
             plain[key] = as_json(value, nan=False)
         except (TypeError, ValueError):
             raise ValueError(f"cell: {key} must be plain JSON, got {value!r}.") from None
-    _check(plain)
-    if plain["objective"] not in (None, HOST):
-        loss_fn = cp.objective(plain["objective"], "infonce" if plain.get("like") else None)
-        plain["objective"] = plain["objective"] if plain.get("like") else str(loss_fn)
-    elif plain["objective"] is None and not plain.get("label"):
-        raise ValueError("cell: a row without an objective needs a label.")
-    return plain
-
-
-def _check(plain: Mapping[str, Any]) -> None:
-    """Raise if a value of a cell, which is plain JSON, is impossible."""
     for key in ("domain", "dataset"):
         if not isinstance(plain[key], str) or not plain[key]:
             raise ValueError(f"cell: {key} must be a name, got {plain[key]!r}.")
-    seed = plain["seed"]
-    if type(seed) is not int or not 0 <= seed < 2**32:
+    if type(seed := plain["seed"]) is not int or not 0 <= seed < 2**32:
         raise ValueError(f"cell: seed must be a whole number with 0 <= seed < 2**32, got {seed!r}.")
+    if plain["objective"] is None and not plain.get("label"):
+        raise ValueError("cell: a row without an objective needs a label.")
+    if plain["objective"] not in (None, HOST):
+        loss_fn = cp.objective(plain["objective"], "infonce" if plain.get("like") else None)
+        plain["objective"] = plain["objective"] if plain.get("like") else str(loss_fn)
+    return plain
 
 
 def row_name(cell: Mapping[str, Any]) -> str:
@@ -91,30 +81,3 @@ def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
     known = list(known)
     for name in changes:
         check_known("cell: unknown argument", name, known, TypeError)
-
-
-def is_record(record: Any) -> bool:
-    """Return whether this is what the run.json of a run contains."""
-    if not isinstance(record, dict):
-        return False
-    if not all(record.get(key) is None or isinstance(record[key], kind) for key, kind in FIELDS.items()):
-        return False
-    arguments, result = record.get("arguments") or {}, record.get("result") or {}
-    row = [arguments[key] for key in ("objective", "label") if arguments.get(key) is not None]
-    try:
-        _check(arguments)
-        json.dumps(arguments, allow_nan=False)
-    except (KeyError, ValueError):
-        return False
-    texts = [*row, *(record.get("versions") or {}).values(), *(record.get("host") or {}).get("devices", [])]
-    return (
-        bool(row and all(row) and record.get("status"))
-        and all(isinstance(text, str) for text in texts)
-        and are_plain_numbers(result.values())
-        and bool(result or record["status"] != "done")
-    )
-
-
-def is_metrics(line: Any) -> bool:
-    """Return whether this is a line of metrics.jsonl, as plain JSON."""
-    return isinstance(line, dict) and line.get("step") is not None and are_plain_numbers(line.values())

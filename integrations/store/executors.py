@@ -10,11 +10,12 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from counterpoint.install import install
@@ -26,21 +27,13 @@ PATIENCE = 10  # seconds to find a scheduler
 LOOK = 2.0  # seconds between two looks at Slurm's queue
 SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i")
 
-# what --on KIND:KEY=VALUE passes to submitit's update_parameters or to ray.remote
 TEXTS = ("partition", "account", "qos", "constraint")
-KEYS: dict[str, dict[str, str]] = {
-    LOCAL: {},
-    "slurm": {
-        **{key: f"slurm_{key}" for key in TEXTS},
-        "gpus": "gpus_per_node",
-        "cpus": "cpus_per_task",
-        "mem": "mem_gb",
-        "time": "timeout_min",
-        "most": "slurm_array_parallelism",
-    },
-    "ray": {"gpus": "num_gpus", "cpus": "num_cpus"},
-    "dask": {},
-}
+SLURM = {key: f"slurm_{key}" for key in TEXTS} | {"gpus": "gpus_per_node", "cpus": "cpus_per_task", "mem": "mem_gb"}
+SLURM |= {"time": "timeout_min", "most": "slurm_array_parallelism"}
+
+# by kind: the library, and how it calls what --on KIND:KEY=VALUE says
+PACKAGES = {LOCAL: "", "slurm": "submitit", "ray": "ray", "dask": "distributed"}
+KEYS = {LOCAL: {}, "slurm": SLURM, "ray": {"gpus": "num_gpus", "cpus": "num_cpus"}, "dask": {}}
 
 
 class Place(NamedTuple):
@@ -74,23 +67,19 @@ def parse(text: str) -> Place:
     return Place(kind, address, options)
 
 
-@contextmanager
-def opened(text: str, root: Path) -> Generator[Any, None, None]:
-    """Connect to a place and yield an executor for it; raise ``ValueError`` if none can be reached."""
+def opened(text: str, root: Path) -> AbstractContextManager[Any]:
+    """Connect to a place and return an executor for it, to be closed; raise ``ValueError`` if none can be reached."""
     place = parse(text)
-    package = {"slurm": "submitit", "dask": "distributed", "ray": "ray"}[place.kind]
+    package = PACKAGES[place.kind]
     try:
         library = import_module(package)
     except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise ImportError(f"--on {place.kind} needs {package}: {install('cluster')}", name=package) from None
-    with {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](library, place, root) as executor:
-        yield executor
+        raise ImportError(f"--on {place.kind} needs {package}: {install('cluster')}", name=package) from error
+    return {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](library, place, root)
 
 
 @contextmanager
-def _slurm(submitit: Any, place: Place, root: Path) -> Generator[Any, None, None]:
+def _slurm(submitit: Any, place: Place, root: Path) -> Iterator[Any]:
     folder = root.resolve() / ".cluster"  # for what submitit writes
     if not str(folder).isprintable():
         raise ValueError(f"--on slurm: control characters are not allowed in the folder of runs, got {str(root)!r}.")
@@ -111,14 +100,19 @@ class SlurmExecutor:
 
     @contextmanager
     def batch(self) -> Iterator[None]:
-        """Submit all enclosed jobs as one array."""
-        with _submitting(), self.executor.batch():
-            yield
+        """Submit all enclosed jobs as one array; raise ``ValueError`` in one line if sbatch refuses."""
+        from submitit.core.utils import FailedJobError
+
+        try:
+            with redirect_stderr(StringIO()), self.executor.batch():  # submitit prints the lines of the error, too
+                yield
+        except FailedJobError as error:
+            lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
+            raise ValueError(f"--on slurm: {lines[0].strip()}") from None
 
     def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
-        """Submit a job; within ``batch()``, an element of one array."""
-        with _submitting():
-            return SlurmTask(self, self.executor.submit(function, *args))
+        """Submit a job, an element of the array of ``batch()``."""
+        return SlurmTask(self, self.executor.submit(function, *args))
 
     def look(self) -> int:
         """Read the queue, if that was not done just now, and return how often it was read."""
@@ -128,19 +122,6 @@ class SlurmExecutor:
             if not done.returncode:  # else the controller is away
                 self.queue, self.looks = {*done.stdout.split()}, self.looks + 1
         return self.looks
-
-
-@contextmanager
-def _submitting() -> Iterator[None]:
-    """Raise ``ValueError`` in one line if sbatch refuses."""
-    from submitit.core.utils import FailedJobError
-
-    try:
-        with redirect_stderr(StringIO()):  # where submitit prints the lines of the error, too
-            yield
-    except FailedJobError as error:
-        lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
-        raise ValueError(f"--on slurm: {lines[0].strip()}") from None
 
 
 class SlurmTask:
@@ -170,7 +151,7 @@ class SlurmTask:
 
 
 @contextmanager
-def _dask(distributed: Any, place: Place, root: Path) -> Generator[Any, None, None]:
+def _dask(distributed: Any, place: Place, root: Path) -> Iterator[Any]:
     address = place.address or os.environ.get("DASK_SCHEDULER_ADDRESS")
     if not address:
         raise ValueError("--on dask: which scheduler? As dask:tcp://HOST:8786, or $DASK_SCHEDULER_ADDRESS.")
@@ -183,7 +164,7 @@ def _dask(distributed: Any, place: Place, root: Path) -> Generator[Any, None, No
 
 
 @contextmanager
-def _ray(ray: Any, place: Place, root: Path) -> Generator[Any, None, None]:
+def _ray(ray: Any, place: Place, root: Path) -> Iterator[Any]:
     address = place.address or os.environ.get("RAY_ADDRESS") or "auto"
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -192,18 +173,8 @@ def _ray(ray: Any, place: Place, root: Path) -> Generator[Any, None, None]:
         ray.init(address, log_to_driver=False, logging_level="error", ignore_reinit_error=True)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         raise ValueError(f"--on ray: no cluster at {address}: {str(error).partition(chr(10))[0]}") from None
+    remote = ray.remote(max_retries=0, **place.options)  # a grid itself repeats the tasks of a worker that dies
     try:
-        yield RayExecutor(ray, place.options)
+        yield SimpleNamespace(submit=lambda function, *args: remote(function).remote(*args).future())
     finally:
         ray.shutdown()
-
-
-class RayExecutor:
-    """Submits functions as tasks of Ray, which are not repeated when their worker dies; a grid does that itself."""
-
-    def __init__(self, ray: Any, options: dict[str, Any]) -> None:
-        self.remote = ray.remote(max_retries=0, **options)
-
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any:
-        """Start a task; cancelled ones end when the grid does."""
-        return self.remote(function).remote(*args).future()

@@ -66,11 +66,6 @@ def load_checked(path: Path, keys: Iterable[str]) -> dict[str, Any] | None:
     return content
 
 
-def set_aside(path: Path) -> None:
-    """Rename a damaged file ``name.ext`` to ``name.damaged.ext``."""
-    os.replace(path, path.with_name(f"{path.stem}.damaged{path.suffix}"))
-
-
 def as_json(value: Any, *, nan: bool = True) -> Any:
     """Return a copy as plain JSON; arrays and tensors become lists and numbers, NaN stays if ``nan``."""
 
@@ -103,11 +98,13 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def are_plain_numbers(values: Iterable[Any]) -> bool:
-    """Return whether these are finite numbers, or None in place of other ones."""
-    values = [*values]
+def is_metrics(line: Any) -> bool:
+    """Return whether this is a line of metrics.jsonl: a step and finite numbers, or None in place of other ones."""
+    if not isinstance(line, dict) or line.get("step") is None:
+        return False
+    numbers = [*line.values()]
     try:
-        return {*map(type, values)} <= {float, int, type(None)} and all(map(math.isfinite, filter(None, values)))
+        return {*map(type, numbers)} <= {float, int, type(None)} and all(map(math.isfinite, filter(None, numbers)))
     except OverflowError:  # an integer beyond the range of floats
         return False
 

@@ -7,7 +7,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ from . import executors
 from .errors import GridError
 from .executors import LOCAL
 from .folder import at_once
-from .place import is_url, plain
+from .place import plain
 from .progress import format_numbers, print_line
 from .run import Run
 from .worker import Outcome, attempt
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GridError", "Later", "run_grid"]
 
-POLL = 1.0  # seconds between two looks at the runs of other processes
-REMOTE_POLL = 2.0  # where the store is a URL and each look is a request
+POLL = 2.0  # seconds between two looks at the runs of other processes
 
 SHOWN = 4  # failures named in an error message
 
@@ -51,7 +50,7 @@ def run_grid(
     jobs: int = 1,
     executor: Submits | str | None = None,
     resume: bool = True,
-    progress: bool = True,
+    progress: bool | Callable[[str], object] = True,
 ) -> list[Run]:
     """Train every cell that is not done yet, and return the runs of all cells.
 
@@ -68,17 +67,17 @@ def run_grid(
         executor: where to train instead: any :class:`concurrent.futures.Executor`, executor of submitit, or place of
             ``--on`` (``slurm:partition=gpu``), whose workers see ``root`` under the same path.
         resume: if False, train every cell again and delete what its folder contains.
-        progress: show progress on stderr.
+        progress: show progress on stderr, or call this with each line about an ended run.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
     root = prepare(root)
-    requested = at_once(partial(Run, root), cells) if is_url(root) else [Run(root, cell) for cell in cells]
+    requested = at_once(partial(Run, root), cells)
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
     count = len(runs) - len(pending)
     failures: dict[Path, str] = {}
-    report = print_line if progress else lambda _: None
+    report = progress if callable(progress) else print_line if progress else lambda _: None
     if count:
         report(f"{count} of {len(runs)} runs are done already")
     try:
@@ -86,7 +85,7 @@ def run_grid(
             if isinstance(train, Later):
                 train = train.load()
             busy = []
-            with closing(_train(train, pending, jobs, executor, resume, progress)) as outcomes:
+            with closing(_train(train, pending, jobs, executor, resume, progress is True)) as outcomes:
                 for run, outcome in outcomes:
                     if outcome.busy:
                         busy.append(run)
@@ -99,8 +98,8 @@ def run_grid(
                     report(f"[{count}/{len(runs)}] {run.title}: {ending}")
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
-            while busy and all(run.busy for run in busy):
-                time.sleep(REMOTE_POLL if is_url(root) else POLL)
+            while busy and all(run.folder.busy for run in busy):
+                time.sleep(POLL)
             pending = busy
     except KeyboardInterrupt:
         message = f"stopped; {count} of {len(runs)} runs have ended; the same command resumes"
@@ -142,16 +141,19 @@ def _train(
     progress: bool,
 ) -> Generator[tuple[Run, Outcome], None, None]:
     """Yield each run with its outcome."""
-    if executor in (None, LOCAL) and (jobs == 1 or len(runs) == 1):
+    local = executor in (None, LOCAL)
+    if local and (jobs == 1 or len(runs) == 1):
         for run in runs:
             yield run, attempt(train, run, resume, progress)
         return
     from .remote import train_on
 
-    if executor in (None, LOCAL):
-        threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // jobs))
-        with ThreadPoolExecutor(min(jobs, len(runs))) as there:
-            yield from train_on(there, train, runs, resume, progress, OMP_NUM_THREADS=threads)
-    else:
-        with executors.opened(executor, runs[0].root) if isinstance(executor, str) else nullcontext(executor) as there:
-            yield from train_on(there, train, runs, resume, progress)
+    opened: AbstractContextManager[Any] = nullcontext(executor)
+    variables = {}
+    if local:
+        opened = ThreadPoolExecutor(min(jobs, len(runs)))
+        variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // jobs))
+    elif isinstance(executor, str):
+        opened = executors.opened(executor, runs[0].folder.root)
+    with opened as there:
+        yield from train_on(there, train, runs, resume, progress, **variables)

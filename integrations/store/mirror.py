@@ -42,21 +42,18 @@ class Mirror(RunFolder):
         self.path = local_path(self.root, name)
         self._lease: Lease | None = None  # while this process trains the run
         self._sent: dict[str, tuple[int, int, int]] = {}
-        self._fetched: set[str] = set()
 
     @property
     def address(self) -> str:
         return f"{self.store}/{self.name}"
 
     def record(self) -> bytes | None:
-        self._fetched.clear()
         with suppress(FileNotFoundError):
             return connect(self.store).read(f"{self.name}/run.json")
         return None
 
     def file(self, name: str) -> Path:
-        if self._lease is None and name not in self._fetched:
-            self._fetched.add(name)
+        if self._lease is None:
             (self.path / name).unlink(missing_ok=True)
             transport = connect(self.store)
             for file in transport.list(f"{self.name}/{name}"):

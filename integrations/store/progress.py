@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import os
 import sys
 import time
 import warnings
@@ -20,8 +20,6 @@ Item = TypeVar("Item")
 
 LINE_EVERY = 30.0  # seconds between two lines about the steps of one run, without a terminal
 
-_bars = True
-
 
 def track(items: Iterable[Item], title: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
     """Yield the items and show progress after a title: a bar on a terminal, elsewhere a line every half minute.
@@ -30,7 +28,7 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
     """
     if total is None and isinstance(items, Sized):
         total = before + len(items)
-    if tqdm is not None and _bars and sys.stderr.isatty() and multiprocessing.parent_process() is None:
+    if tqdm is not None and sys.stderr.isatty() and "TQDM_DISABLE" not in os.environ:
         yield from tqdm(items, total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
         return
     last_line = time.monotonic()
@@ -39,12 +37,6 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
         if time.monotonic() - last_line >= LINE_EVERY:
             last_line = time.monotonic()
             print_line(f"{title}: {done}" + (f"/{total}" if total else ""))
-
-
-def hide_bars() -> None:
-    """Show lines instead of bars in this process: bars of several processes would overwrite each other."""
-    global _bars
-    _bars = False
 
 
 def print_line(line: str) -> None:
@@ -62,20 +54,19 @@ def plain_warnings() -> Iterator[None]:
 
     Each text is printed once, since every run of a grid warns of the same data.
     """
-    show_default, package, printed = warnings.showwarning, str(Path(__file__).parents[1]), set[str]()
+    package, printed = str(Path(__file__).parents[1]), set[str]()
+    with warnings.catch_warnings():
+        show_default = warnings.showwarning
 
-    def show(message: Any, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
-        if not issubclass(category, RuntimeWarning) or not filename.startswith(package):
-            show_default(message, category, filename, *args, **kwargs)
-        elif str(message) not in printed:
-            printed.add(str(message))
-            print_line(str(message))
+        def show(message: Any, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
+            if not issubclass(category, RuntimeWarning) or not filename.startswith(package):
+                show_default(message, category, filename, *args, **kwargs)
+            elif str(message) not in printed:
+                printed.add(str(message))
+                print_line(str(message))
 
-    warnings.showwarning = show
-    try:
+        warnings.showwarning = show
         yield
-    finally:
-        warnings.showwarning = show_default
 
 
 def format_numbers(numbers: Mapping[str, float]) -> str:

@@ -52,7 +52,7 @@ def train_on(
     setup = pack(train, progress)
     losses = {run.address: 0 for run in runs}
     tasks: list[tuple[Run, Any, float]] = []
-    store = runs[0].store
+    store = runs[0].folder.store
     root = str(store.resolve()) if isinstance(store, Path) else store  # as every machine finds it
     token = f".grid-{uuid.uuid4().hex[:12]}"  # a file that is there as long as the tasks are wanted
 
@@ -63,9 +63,10 @@ def train_on(
         connect(root).create(token, b"")
         pending = [run for run in runs if resume or _empty(run)]
         yield from ((run, Outcome(busy=True)) for run in runs if run not in pending)
-        with getattr(executor, "batch", nullcontext)():
-            tasks += map(submit, pending)
-        while tasks:
+        while tasks or pending:
+            with getattr(executor, "batch", nullcontext)() if pending else nullcontext():
+                tasks += map(submit, pending)
+            pending = []
             for entry in [entry for entry in tasks if entry[1].done()]:
                 tasks.remove(entry)
                 run, task, saved = entry
@@ -79,7 +80,7 @@ def train_on(
                         task.cancel()
                     if progress:
                         print_line(f"{run.title}: submitted again: {outcome}")
-                    tasks.append(submit(run))
+                    pending.append(run)
                 else:
                     error = f"lost {ATTEMPTS} times in a row: {outcome}"
                     with suppress(BusyError, OSError), run.lock():
@@ -104,7 +105,7 @@ def _empty(run: Run) -> bool:
 
 def _saved(run: Run) -> float:
     """Return when the last checkpoint was written."""
-    return connect(run.store).written(f"{run.folder.name}/checkpoint.pt")
+    return connect(run.folder.store).written(f"{run.folder.name}/checkpoint.pt")
 
 
 def _reply(run: Run, task: Any) -> Outcome | str:

@@ -73,19 +73,14 @@ def checksum(*parts: Path | str | bytes | memoryview) -> str:
             files = sorted(path for path in part.rglob("*") if path.is_file()) if part.is_dir() else [part]
             for path in files:
                 total.update(path.relative_to(part).as_posix().encode())
-                total.update(file_digest(path).digest())
+                digest = hashlib.sha256()
+                with path.open("rb") as file:
+                    while block := file.read(1 << 20):
+                        digest.update(block)
+                total.update(digest.digest())
         else:
             total.update(hashlib.sha256(part.encode() if isinstance(part, str) else part).digest())
     return total.hexdigest()
-
-
-def file_digest(path: Path) -> hashlib._Hash:
-    """Return the SHA-256 of a file, of any size."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest
 
 
 @cache

@@ -11,7 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
@@ -19,9 +19,9 @@ import torch
 
 from counterpoint.names import visible
 
-from .cell import canonical, dataset_name, folder_of, is_metrics, is_record, row_name
+from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
 from .errors import DamagedError, StoreError
-from .files import as_json, atomic, finite, load_checked, now, set_aside, signature, signed
+from .files import as_json, atomic, finite, is_metrics, load_checked, now, signature, signed
 from .folder import RunFolder, at_once
 from .place import plain
 from .progress import Item, track
@@ -66,12 +66,12 @@ class Run:
             warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
 
     @classmethod
-    def read(cls, path: str | Path | RunFolder | Run) -> Run:
+    def read(cls, path: str | Path | Run) -> Run:
         """Open the run in a folder or at a URL for reading; a run is returned as it is."""
         if isinstance(path, Run):
             return path
         run = cls.__new__(cls)
-        run._reset(path if isinstance(path, RunFolder) else _folder_at(path))
+        run._reset(_folder_at(path))
         run.refresh()
         if not run.record:
             raise ValueError(f"{run.address}: no run there (it has no run.json).")
@@ -84,15 +84,9 @@ class Run:
         self.listener: Listener | None = None
         self._writable = False
         self._metrics: BinaryIO | None = None
-        self._metrics_size = 0  # bytes of metrics.jsonl to keep when it is opened
-        self._begun_at: float | None = None
+        self._begun_at = time.monotonic()
 
     # ---- reading -------------------------------------------------------------------------------
-
-    @property
-    def root(self) -> Path:
-        """The folder of all runs on this machine."""
-        return self.folder.root
 
     @property
     def path(self) -> Path:
@@ -103,11 +97,6 @@ class Run:
     def address(self) -> str:
         """The folder or the URL of the run."""
         return self.folder.address
-
-    @property
-    def store(self) -> str | Path:
-        """The folder or the URL of all runs."""
-        return self.folder.store
 
     def file(self, name: str) -> Path:
         """Return the path of a file or folder of the run, which need not exist; fetched if the store is a URL."""
@@ -163,10 +152,10 @@ class Run:
             raise
         except (OSError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path}: not readable as JSON: {error}") from None
-        if not is_record(record):
-            raise DamagedError(f"{path}: not the record of a run")
-        if record.get("checksum") != signed(record)["checksum"]:
+        if not isinstance(record, dict) or record.get("checksum") != signed(record)["checksum"]:
             raise DamagedError(f"{path}: damaged (it does not match its checksum)")
+        if not isinstance(arguments := record.get("arguments"), dict) or not set(REQUIRED) <= set(arguments):
+            raise DamagedError(f"{path}: not the record of a run")
         self.record = record
 
     def metrics(self) -> list[dict[str, float]]:
@@ -180,14 +169,11 @@ class Run:
             raise DamagedError(f"{path}: not readable: {error}") from None
         lines, damaged = list[dict[str, float]](), list[str]()
         for number, text in enumerate(texts, 1):
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                line = None
-            if is_metrics(line):
-                lines.append(_with_nan(line))
-            else:
-                damaged.append(f"line {number}")
+            with suppress(ValueError, RecursionError):
+                if is_metrics(line := json.loads(text)):
+                    lines.append(_with_nan(line))
+                    continue
+            damaged.append(f"line {number}")
         if damaged:
             warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
         return lines
@@ -218,7 +204,6 @@ class Run:
             if not self._writable:
                 raise
             warnings.warn(f"{error}; not used, the run begins anew", RuntimeWarning, stacklevel=2)
-            set_aside(path)
             content = None
         if self._writable:
             self._open_metrics(content["metrics"] if content else 0)
@@ -226,7 +211,7 @@ class Run:
 
     def log(self, step: int, **numbers: float) -> None:
         """Append a line to metrics.jsonl, where it survives the death of this process."""
-        metrics = self._metrics or self._open_metrics(self._metrics_size)
+        metrics = self._metrics or self._open_metrics()
         plain_numbers = {name: finite(float(value)) for name, value in numbers.items()}
         metrics.write(json.dumps({"step": int(step), **plain_numbers}).encode() + b"\n")
         metrics.flush()
@@ -238,7 +223,7 @@ class Run:
 
         ``state`` is of tensors, numbers, strings, and lists, tuples and dicts of them; see :func:`rng_state`.
         """
-        metrics = self._metrics or self._open_metrics(self._metrics_size)
+        metrics = self._metrics or self._open_metrics()
         os.fsync(metrics.fileno())
         content = {"state": {**state, "step": int(step)}, "metrics": metrics.tell(), "run": signature(self.arguments)}
         with atomic(self.path / "checkpoint.pt") as file:
@@ -285,7 +270,7 @@ class Run:
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
         if self._metrics is None:
-            self._open_metrics(self._metrics_size)
+            self._open_metrics()
         numbers = {name: float(value) for name, value in result.items()}
         self._write(status="done", result=numbers, details=details, **self._ending())
         if self.listener is not None:
@@ -309,10 +294,8 @@ class Run:
         """
         with self.folder.held(fresh):
             self._reset(self.folder)
-            try:
+            with suppress(DamagedError):  # replaced by the first record that is written
                 self.refresh()
-            except DamagedError:  # replaced by the first record that is written
-                set_aside(self.path / "run.json")
             self._writable = True
             try:
                 yield
@@ -322,14 +305,8 @@ class Run:
                     self._metrics.close()
                     self._metrics = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether another process holds the lock; not in a folder that cannot be written."""
-        return self.folder.busy
-
     def begin(self) -> None:
         """Record that training starts or resumes, and in which environment."""
-        self._begun_at = time.monotonic()
         (self.path / "error.txt").unlink(missing_ok=True)
         devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         self._write(
@@ -358,12 +335,7 @@ class Run:
 
     # ---- private -------------------------------------------------------------------------------
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle for a process that trains while this one waits and holds the lock."""
-        size = self._metrics.tell() if self._metrics else self._metrics_size
-        return {**vars(self), "_metrics": None, "_metrics_size": size}
-
-    def _open_metrics(self, size: int) -> BinaryIO:
+    def _open_metrics(self, size: int = 0) -> BinaryIO:
         """Open metrics.jsonl to append after its first ``size`` bytes, or after the last whole line before that."""
         self._check_writable()
         if self._metrics is not None:
@@ -377,9 +349,7 @@ class Run:
 
     def _ending(self) -> dict[str, Any]:
         """Return what is recorded when training ends."""
-        if self._begun_at is None:
-            return {}
-        seconds = self.record["seconds"] + time.monotonic() - self._begun_at
+        seconds = self.record.get("seconds", 0.0) + time.monotonic() - self._begun_at
         return {"finished": now(), "seconds": round(seconds, 3)}
 
     def _write(self, **changes: Any) -> None:
@@ -425,23 +395,29 @@ def _folder_at(place: str | Path) -> RunFolder:
 
 
 def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
-    """Return the runs in and below these folders or URLs, finished or not, sorted by path."""
-    found: dict[object, RunFolder] = {}
-    for folder in map(plain, [folders] if isinstance(folders, (str, Path)) else folders):
+    """Return the runs in and below these folders or URLs, or on the hub, finished or not, sorted by path."""
+    places: dict[object, str | Path] = {}
+    for place in [folders] if isinstance(folders, (str, Path)) else folders:
+        if str(place).startswith("hf://"):
+            from .published import fetch
+
+            folder: str | Path = fetch(str(place))
+        else:
+            folder = plain(place)
         if isinstance(folder, str):
             from .mirror import find
 
-            found |= {url: _folder_at(url) for url in find(folder)}
+            places |= {url: url for url in find(folder)}
         elif not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")
         else:
-            found |= {p.resolve(): _folder_at(p.parent) for p in sorted(folder.rglob("run.json"))}
+            places |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
 
-    def read(place: RunFolder) -> Run | None:
+    def read(place: str | Path) -> Run | None:
         try:
             return Run.read(place)
         except DamagedError as error:
             warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=1)
             return None
 
-    return [run for run in at_once(read, found.values()) if run is not None]
+    return [run for run in at_once(read, places.values()) if run is not None]

@@ -23,7 +23,7 @@ from queue import SimpleQueue
 from typing import Any, BinaryIO, NamedTuple
 
 from .errors import BusyError
-from .progress import hide_bars, plain_warnings, print_line
+from .progress import plain_warnings, print_line
 from .reproduce import seed_everything, versions
 from .run import Run
 
@@ -81,8 +81,7 @@ def attempt(train: Callable[[Run], None], run: Run, resume: bool, progress: bool
 
 def _train(train: Callable[[Run], None], run: Run, progress: bool) -> None:
     recorded, current = run.record.get("versions", {}), versions()
-    changed = [name for name, version in recorded.items() if current.get(name, version) != version]
-    if changed:
+    if changed := [name for name, version in recorded.items() if current.get(name, version) != version]:
         print_line(f"{run.title}: resumes with another version of {', '.join(changed)} than it began with")
     run.progress = progress
     run.begin()
@@ -109,7 +108,8 @@ class Worker:
     """A process that trains runs, set up by :func:`pack`, and is interrupted once ``wanted`` returns False."""
 
     def __init__(self, setup: bytes, environment: dict[str, str], wanted: Callable[[], bool]) -> None:
-        command, pipe, variables = [sys.executable, "-c", _START], subprocess.PIPE, {**os.environ, **environment}
+        command, pipe = [sys.executable, "-c", _START], subprocess.PIPE
+        variables = {**os.environ, **environment, "TQDM_DISABLE": "1"}  # bars of several processes would overlap
         self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=variables, start_new_session=True)
         self._write(setup)
         threading.Thread(target=self._watch, args=(wanted,), daemon=True).start()
@@ -150,7 +150,6 @@ class Worker:
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
     """Train the runs that the parent sends."""
     train, progress = pickle.load(requests)  # imports frameworks; SIGTERM still ends the process at once
-    hide_bars()
     cells: SimpleQueue[tuple[str | Path, dict[str, Any]]] = SimpleQueue()
 
     def read() -> None:

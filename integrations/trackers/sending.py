@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
 from importlib.util import find_spec
 from io import StringIO
-from typing import Any
 
 from counterpoint.install import install
 from counterpoint.names import check_known
@@ -66,13 +65,6 @@ class Sending:
         self.trackers: dict[str, Tracker] = {}
         self.begun = False  # with the first line
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {
-            **vars(self),
-            "trackers": {},
-            "begun": False,
-        }  # a process that trains while this one waits opens its own
-
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send a line that the run has stored; with the first one, those before it that a tracker lacks."""
         if not self.begun:
@@ -125,6 +117,6 @@ def subject_of(run: Run) -> Subject:
         group=f"{arguments['domain']}/{dataset_name(arguments)}",
         config=arguments,
         tags={name: str(arguments[name]) for name in ("domain", "objective", "seed") if arguments[name] is not None},
-        root=local(run.store),
+        root=local(run.folder.store),
         folder=run.path / "tensorboard",
     )

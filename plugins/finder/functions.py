@@ -227,6 +227,13 @@ def shared_scores(a: Tensor, b: Tensor, keys: Tensor, *, normalize: bool) -> tup
     return (a * b).sum(-1), a @ keys.mT
 
 
+def copies(pos: Tensor, neg: Tensor, b: Tensor, keys: Tensor) -> Tensor:
+    """Return which scores of :func:`shared_scores` with keys are of an anchor's own positive."""
+    rows, columns_ = ((neg - pos.unsqueeze(1)).abs() <= 1e-2).nonzero().unbind(1)  # few, which are compared exactly
+    same = (b[rows] == keys[columns_]).all(1)
+    return torch.zeros_like(neg, dtype=torch.bool).index_put((rows[same], columns_[same]), same[same])
+
+
 def _grouped(loss_fn: Objective, a: Tensor, b: Tensor, normalize: bool) -> Tensor:
     if a.dim() != 2 or b.dim() != 2 or len(b) % len(a) or len(a) == len(b):
         raise ValueError("no groups")

@@ -75,14 +75,28 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
 
 def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **kwargs: Any) -> Any:
     """As :func:`operands`, for the sum of an elementwise product over its last dimension."""
-    pair = elementwise.get(x.grad_fn) if isinstance(x, Tensor) and x.grad_fn else None
+    node = x.grad_fn if isinstance(x, Tensor) else None
+    factor = _number(node) if node is not None and node not in elementwise else 1.0  # (a * b / t).sum(-1)
+    if node is None or factor is None:
+        return None
+    above = node.next_functions[0][0] if node.next_functions else None
+    pair = elementwise.get(node) or (elementwise.get(above) if above is not None else None)
     dims = kwargs.get("dim", dims)
     dim = dims[0] if isinstance(dims, (tuple, list)) and len(dims) == 1 else dims
     if pair is None or not isinstance(dim, int) or dim not in (-1, x.dim() - 1):
         return None
     if any(not each.requires_grad and bool(((each == 0) | (each == 1)).all()) for each in pair):
         return None  # a mask selects entries
-    return *pair, _broadcast_kind(*pair), lambda a, b: (a * b).sum(-1), False
+    return *pair, _broadcast_kind(*pair), lambda a, b: factor * (a * b).sum(-1), False
+
+
+def _number(node: Node) -> float | None:
+    """Return the number that a node of autograd multiplies a tensor by, or None."""
+    name, other = node.name(), getattr(node, "_saved_other", None)
+    if name not in ("DivBackward0", "MulBackward0") or not isinstance(other, Tensor) or other.numel() != 1:
+        return None
+    number = float(other.detach())
+    return 1 / number if name == "DivBackward0" else number
 
 
 def _einsum(equation: str, *tensors: Any) -> Any:

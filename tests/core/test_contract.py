@@ -23,7 +23,8 @@ TEMPERATURES = [0.005, 0.05, 0.5, 10]
 
 
 def temperatures(spec: str) -> list[float]:
-    return TEMPERATURES if "=T" in spec else [0.5]
+    usable = [t for t in TEMPERATURES if t > 0.02 or "rince" not in spec]  # which grows like e^{q / t}
+    return usable if "=T" in spec else [0.5]
 
 
 def call(loss_fn, z: torch.Tensor, **how) -> torch.Tensor:
@@ -145,7 +146,7 @@ def test_the_length_of_embeddings_does_not_matter(spec):
 def test_anchors_average_to_the_mean(spec):
     z = embeddings(dtype=torch.float64)
     pairing = (
-        "single" if "dp" in spec else "views" if " + " in spec else None
+        "single" if "dp" in spec or "gor" in spec else "views" if " + " in spec else None
     )  # a sum needs the same anchors throughout
     each, mean = (call(at(spec), z, reduction=r, pairing=pairing) for r in ("none", "mean"))
     assert each.dim() == 1
@@ -487,7 +488,7 @@ def test_every_objective_says_what_it_is(name):
     for advice in ("use", "tune_first", "cost"):
         assert vars(kind)[advice]
     documented = " ".join(kind.__doc__.split())
-    assert documented.count("Args:") == 1
+    assert documented.count("Args:") == bool(kind.hyper)
     for key, hyper in kind.hyper.items():
         assert hyper.doc
         assert f" {key}: {hyper.doc} Default: {hyper.default!r}." in documented

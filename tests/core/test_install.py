@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -38,28 +39,31 @@ def test_a_clone_is_installed_from_its_folder(monkeypatch, tmp_path):
     assert hint(monkeypatch, origin) == ["pip", "install", "-e", f"{clone}[graph]"]
     assert hint(monkeypatch, {**origin, "dir_info": {}}) == ["pip", "install", f"{clone}[graph]"]
     clone.rmdir()  # nothing can be installed from a folder that is gone
-    assert hint(monkeypatch, origin) == ["pip", "install", "counterpoint[graph]"]
+    assert hint(monkeypatch, origin) == ["pip", "install", "counterpoint-losses[graph]"]
 
 
-@pytest.mark.parametrize("origin", [None, {"url": "file:///x/counterpoint-0.1.0-py3-none-any.whl", "archive_info": {}}])
+@pytest.mark.parametrize(
+    "origin", [None, {"url": "file:///x/counterpoint_losses-0.1.0-py3-none-any.whl", "archive_info": {}}]
+)
 def test_a_wheel_is_found_by_its_name(monkeypatch, origin):
-    assert hint(monkeypatch, origin) == ["pip", "install", "counterpoint[graph]"]
+    assert hint(monkeypatch, origin) == ["pip", "install", "counterpoint-losses[graph]"]
 
 
 def test_a_repository_is_installed_at_the_same_commit(monkeypatch):
     origin = {"url": "https://example.org/counterpoint", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
-    place = "counterpoint[graph] @ git+https://example.org/counterpoint@abc"
+    place = "counterpoint-losses[graph] @ git+https://example.org/counterpoint@abc"
     assert hint(monkeypatch, origin) == ["pip", "install", place]
 
 
 def test_a_package_that_no_installer_knows(monkeypatch):
     monkeypatch.setattr(metadata, "distributions", lambda name: [])
-    assert shlex.split(install("graph")) == ["pip", "install", "counterpoint[graph]"]
+    assert shlex.split(install("graph")) == ["pip", "install", "counterpoint-losses[graph]"]
 
 
 def test_every_hint_comes_from_this_function():
     files = [path for folder in ("core", "plugins", "integrations") for path in (ROOT / folder).rglob("*.py")]
-    written = [path for path in files if "counterpoint[" in path.read_text(encoding="utf-8")]
+    name = re.compile(r"counterpoint-losses|counterpoint\[")
+    written = [path for path in files if name.search(path.read_text(encoding="utf-8"))]
     assert written == [ROOT / "core" / "install.py"]
 
 

@@ -66,7 +66,8 @@ def test_what_a_run_folder_says_stands_on_the_page(results, tmp_path):
     results.main([*words, "--collect", str(tmp_path / "runs"), "--page", str(path)])
     page = path.read_text()
     assert page.count("kept") == 2
-    assert "old" not in page
+    assert "\nold\n" not in page
+    assert "comparisons with SimCSE (InfoNCE), 1 is higher and none lower" in page
     (column,) = report.summarise(runs, baseline="SimCSE (InfoNCE)").columns
     verdict = column.compared["DCL"]
     assert f"({verdict.difference:+.2f} [{verdict.low:+.2f}, {verdict.high:+.2f}])" in page

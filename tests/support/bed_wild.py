@@ -698,12 +698,12 @@ train(lambda a, b: criterion(norm(a), norm(b))["loss"])
 losses = load("models/loss_utils.py", "sslrec_losses")
 train(lambda a, b: losses.{call})
 """,
-            [("loss_utils.py", IN, 5, "")],
+            [("loss_utils.py", form, 5, "")],
             ANY,
         )
-        for name, call in (
-            ("InfoNCE", "cal_infonce_loss(a[:6], b[:6], torch.cat([b[:6], b[6:]]), 0.2)"),
-            ("InfoNCE of nodes", "cal_infonce_loss_spec_nodes(a, b, torch.tensor([2, 3, 5, 7]), 0.2)"),
+        for name, form, call in (
+            ("InfoNCE", OUT, "cal_infonce_loss(a[:6], b[:6], torch.cat([b[:6], b[6:]]), 0.2)"),
+            ("InfoNCE of nodes", IN, "cal_infonce_loss_spec_nodes(a, b, torch.tensor([2, 3, 5, 7]), 0.2)"),
         )
     },
     "Balanced-Contrastive-Learning": Member(

@@ -18,7 +18,7 @@ def dask(folder, before=()):
         folder: for their files.
         before: words before the command of the workers.
     """
-    distributed = pytest.importorskip("distributed", reason="needs counterpoint[cluster]")
+    distributed = pytest.importorskip("distributed", reason="needs counterpoint-losses[cluster]")
     command, file = [sys.executable, "-m", "dask"], folder / "scheduler.json"
     scheduler = ["scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(file)]
     worker = ["worker", "--scheduler-file", str(file), "--nworkers", "2", "--nthreads", "1", "--no-dashboard"]

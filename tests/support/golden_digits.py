@@ -1,4 +1,4 @@
-"""Golden cases of ``supcon``, ``siglip`` and GTE's loss (``joint``), computed with 50 digits from the papers' formulas.
+"""Golden cases of the objectives in ``FUNCTIONS``, computed with 50 digits from the papers' formulas.
 
     python tests/support/golden_digits.py       # writes them into golden.json, in place of those that are there
     python tests/support/golden.py              # then updates the cases that the package brings along
@@ -14,7 +14,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from mpmath import exp, log, mp, mpf, sqrt
+from mpmath import atan, exp, log, mp, mpf, sqrt, tanh
 
 FILE = Path(__file__).with_name("golden.json")
 FIRST = 500  # number of the first case
@@ -41,6 +41,45 @@ def siglip(pos: Matrix, neg: Matrix, t: Any, b: Any) -> Any:
     for p, n in zip(pos, neg, strict=True):
         total += sum(log(1 + exp(-(x / t + b))) for x in p) / len(p) + sum(log(1 + exp(x / t + b)) for x in n)
     return total / len(pos)
+
+
+def averaged(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """The mean over anchors and their positives of a loss of one positive and its negatives."""
+
+    def mean(pos: Matrix, neg: Matrix, **how: Any) -> Any:
+        return sum(sum(loss(x, n, **how) for x in p) / len(p) for p, n in zip(pos, neg, strict=True)) / len(pos)
+
+    return mean
+
+
+def rince(p: Any, neg: list[Any], t: Any, q: Any, lam: Any) -> Any:
+    """Chuang et al. 2022, Eq. (4)."""
+    return (-(exp(p / t) ** q) + (lam * (exp(p / t) + sum(exp(s / t) for s in neg))) ** q) / q
+
+
+def arctanh(p: Any, neg: list[Any], t: Any) -> Any:
+    """Kim and Kim 2025: the odds of a cosine in place of the exponential."""
+    return -log((1 + p) / (1 - p) / ((1 + p) / (1 - p) + sum((1 + s) / (1 - s) for s in neg)))
+
+
+def psl(p: Any, neg: list[Any], t: Any, surrogate: str) -> Any:
+    """Yang et al. 2024, Eq. (8), of halved cosines."""
+    sigma = {"tanh": lambda d: tanh(d) + 1, "relu": lambda d: max(d + 1, 0), "atan": lambda d: atan(d) + 1}[surrogate]
+    return log(sum(sigma((s - p) / 2) ** (1 / t) for s in neg) / len(neg))
+
+
+def drrl(p: Any, neg: list[Any], t: Any, m: Any, omega: Any, weight: Any, epsilon: Any) -> Any:
+    """Zhang et al. 2025, with the dual order."""
+    dual = omega / (omega - 1)
+    return 1 - p + m + (sum((epsilon + weight * max(s - m, 0)) ** dual for s in neg) / len(neg)) ** (1 / dual)
+
+
+def gor(phi: Matrix, mean: bool, t: Any) -> Any:
+    """Zhang et al. 2017: the first two moments of the similarities of all pairs."""
+    z = [[x / sqrt(sum(y * y for y in row)) for x in row] for row in phi]
+    s = [sum(a * b for a, b in zip(x, y, strict=True)) for i, x in enumerate(z) for j, y in enumerate(z) if i != j]
+    second = sum(x * x for x in s) / len(s) - mpf(1) / len(z[0])
+    return max(second, 0) + (sum(s) / len(s)) ** 2 * mean
 
 
 def joint(q: Matrix, d: Matrix, directions: str, mode: str, strength: Any, t: Any, h: Matrix | None = None) -> Any:
@@ -132,6 +171,12 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     plan += [
         ("siglip", key, {"t": t, "b": b}) for t, b, key in zip((0.1, 0.5, 0.07, 1.0), biases, MATRICES, strict=True)
     ]
+    scores = MATRICES[1:]
+    plan += [("arctanh", key, {"t": 1.0}) for key in scores]
+    for t, key, q, surrogate in zip((0.5, 0.1, 0.2), scores, (0.1, 0.5, 1.0), ("tanh", "relu", "atan"), strict=True):
+        plan += [("rince", key, {"t": t, "q": q, "lam": 0.025}), ("psl", key, {"t": t, "surrogate": surrogate})]
+        plan.append(("drrl", key, {"t": t, "m": t - 0.2, "omega": 1 + 2 * t, "weight": 5.0, "epsilon": 0.1}))
+    plan += [("gor", key, {"t": 1.0, "mean": key != "e4x2x1-1103"}) for key in EMBEDDINGS]
     gte = "query_to_doc query_to_query doc_to_query doc_to_doc"
     hardness = (("", 0.0), ("in_batch_negatives", 9.0), ("hard_negatives", 5.0), ("all_negatives", 2.0))
     for number, (key, (mode, strength)) in enumerate((k, h) for k in (*EMBEDDINGS,) for h in hardness):
@@ -140,9 +185,9 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         plan.append(("joint", key, {"t": (0.1, 0.05, 0.5)[number % 3], **how}))
     for number, (fn, key, params) in enumerate(plan, FIRST):
         names = ("z1", "z2") if fn in ("supcon_views", "joint") else ("pos", "neg")
-        names = (*names, "z3") if params.get("hard") else names
-        functions = {"supcon": of_scores, "supcon_views": of_views, "siglip": siglip, "joint": joint}
-        args = {name: [[mpf(x) for x in row] for row in inputs[key][name]] for name in names}
+        names = ("phi",) if fn == "gor" else (*names, "z3") if params.get("hard") else names
+        source = {"phi": "z1"}
+        args = {name: [[mpf(x) for x in row] for row in inputs[key][source.get(name, name)]] for name in names}
         how = {name: mpf(x) if isinstance(x, float) else x for name, x in params.items()}  # as the package gets them
         if fn == "joint":
             del how["hard"]
@@ -151,7 +196,7 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
         def value(
             args: dict[str, Matrix],
-            function: Any = functions[fn],
+            function: Any = FUNCTIONS[fn],
             how: dict[str, Any] = how,
             renamed: dict[str, str] = renamed,
         ) -> Any:
@@ -161,13 +206,19 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "id": f"p-{fn}-{number}",
             "loss": fn,
             "fn": fn,
-            "args": {name: f"{key}/{name}" for name in names},
+            "args": {name: f"{key}/{source.get(name, name)}" for name in names},
             "params": params,
             "tags": [],
             "value": float(value(args)),
             "grad": gradient(value, args),
             "grad_source": "mp",
         }
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "supcon": of_scores, "supcon_views": of_views, "siglip": siglip, "joint": joint, "gor": gor,
+    **{f.__name__: averaged(f) for f in (rince, arctanh, psl, drrl)},
+}  # fmt: skip
 
 
 def written(data: dict[str, Any]) -> str:
@@ -182,7 +233,7 @@ def written(data: dict[str, Any]) -> str:
 def main() -> None:
     mp.dps = 90
     data = json.loads(FILE.read_text())
-    others = [case for case in data["cases"] if not case["fn"].startswith(("supcon", "siglip", "joint"))]
+    others = [case for case in data["cases"] if case["fn"] not in FUNCTIONS]
     data["cases"] = others + list(cases(data["inputs"]))
     data["losses"] = sorted({case["loss"] for case in data["cases"]})
     FILE.write_text(written(data))

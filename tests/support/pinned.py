@@ -9,5 +9,5 @@ found = {
     for one in metadata.distributions()
 }
 for name, version in sorted(found.items()):
-    if name != "counterpoint" and not name.startswith(("cuda-", "nvidia-", "triton")):  # which come with torch
+    if name != "counterpoint-losses" and not name.startswith(("cuda-", "nvidia-", "triton")):  # which come with torch
         print(f"{name}=={version}")

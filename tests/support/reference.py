@@ -66,6 +66,7 @@ class Row:
     alone: bool = False  # no positive in the denominator
     counts: bool = True  # False: the loss is zero, since the rules remove every negative
     times: float = 1.0  # how often the positive is in the denominator
+    width: int | None = None  # of the embeddings
 
     @property
     def n(self) -> Tensor:
@@ -173,6 +174,7 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
     ) -> Row:
         keys, counts = apart(anchor, pos, keys, own)
         found = Row(torch.stack([s[a, b] for a, b in pos]), s[anchor, keys], log_weight[keys], counts=counts)
+        found.width = batch.views[0].shape[-1]
         found.w = found.w + s.new_tensor([0.0 if weights is None else weights.get(key, 0.0) for key in keys])
         if batch.prior is not None:
             found.prior = float(batch.prior[i])
@@ -393,6 +395,42 @@ def siglip(row: Row, q: Parameters) -> Tensor:
     return softplus(-(row.p / t + b)) + (row.w.exp() * softplus(row.s / t + b)).sum()
 
 
+def rince(row: Row, q: Parameters) -> Tensor:
+    share = contrast("infonce", row, q) + math.log(q["lam"])
+    exponent = (q["q"] * row.p / q["temperature"]).clamp(-60, 60)
+    return exponent.exp() * torch.expm1((q["q"] * share).clamp(max=60 - exponent.clamp(min=0))) / q["q"]
+
+
+def arctanh(row: Row, q: Parameters) -> Tensor:
+    pos, neg = (2 * torch.atanh(x.clamp(-(1 - 2**-20), 1 - 2**-20)) for x in (row.p, row.s))
+    return softplus(row.lse(neg) - pos)
+
+
+def psl(row: Row, q: Parameters) -> Tensor:
+    def each(p: Tensor) -> Tensor:
+        d = (row.s - p) / 2
+        surrogate = {"tanh": 2 * torch.sigmoid(2 * d), "relu": (1 + d).relu(), "atan": 1 + d.atan()}
+        return row.lse(surrogate[q["surrogate"]].clamp(min=1e-30).log() / q["temperature"]) - row.n.log()
+
+    return torch.stack([each(p) for p in row.p])
+
+
+def drrl(row: Row, q: Parameters) -> Tensor:
+    dual = q["omega"] / (q["omega"] - 1)
+    power = row.lse(dual * (q["epsilon"] + q["weight"] * (row.s - q["margin"]).relu()).log()) - row.n.log()
+    return 1 - row.p + q["margin"] + (power / dual).exp()
+
+
+def spread_out(some: list[Row], q: Parameters) -> list[Tensor]:
+    """The same number for each anchor, apart from deviations whose mean is zero."""
+    first, second = ([row.mean(row.s**k) for row in some] for k in (1, 2))
+    shown = [float(row.counts) for row in some]
+    m1, m2 = (sum(x * c for x, c in zip(xs, shown, strict=True)) / len(some) for xs in (first, second))
+    width = some[0].width or math.inf  # of scores, unknown
+    excess = [(x - 1 / width) * (float(m2.detach()) > sum(shown) / len(some) / width) for x in second]
+    return [e + (m1 * (2 * f - m1) if q["mean"] else 0) for e, f in zip(excess, first, strict=True)]
+
+
 def alphacl(row: Row, q: Parameters) -> Tensor:
     exponent = -((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w
     if q["normalize"]:
@@ -525,14 +563,14 @@ def polarization(row: Row, q: Parameters, anchors: int) -> Tensor:
 
 # ---- objectives ------------------------------------------------------------------------------------
 
-PAIRING = {"arcl": "arcl", "aal": "arcl", "dp": "single", "siglip": "one_way"} | dict.fromkeys(
+PAIRING = {"arcl": "arcl", "aal": "arcl", "dp": "single", "gor": "single", "siglip": "one_way"} | dict.fromkeys(
     ("mixnca", "robust", "intcl", "intnacl"), "first_two"
 )
 
 
 def pairing_of(q: Parameters, chosen: str | None, batch: Batch) -> str:
     name = q["name"]
-    if name == "dp":
+    if name in ("dp", "gor"):
         return "single"
     if batch.queue is not None:
         return "queue"
@@ -559,7 +597,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
     if name == "sum":
         parts = [[w * x for x in anchor_losses(term, some, layout)] for w, term in q["terms"]]
         return [sum(column) for column in zip(*parts, strict=True)]  # type: ignore[misc]
-    if name in (*INFONCE_FAMILY, "supcon") and q.get("radius") is not None:
+    if name in (*INFONCE_FAMILY, "supcon", "rince") and q.get("radius") is not None:
         spread = sum(float(variance(row).detach()) for row in some) / len(some)
         q = {**q, "temperature": max(math.sqrt(spread / (2 * q["radius"])), 1e-3)}
     shared = kl_alpha(some, q["radius"]) if name == "dro" and q["shared"] and q["alpha"] is None else None
@@ -579,8 +617,11 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
         if name in ("intcl", "intnacl"):
             return integrated(name, row, q)
         formulas = {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}
-        return {**formulas, "supcon": supcon, "siglip": siglip}[name](row, q)
+        formulas |= {"supcon": supcon, "siglip": siglip, "rince": rince, "arctanh": arctanh, "psl": psl, "drrl": drrl}
+        return formulas[name](row, q)
 
+    if name == "gor":
+        return spread_out(some, q)
     return [loss(row).mean() for row in some]
 
 

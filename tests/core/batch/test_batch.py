@@ -87,3 +87,21 @@ def test_scores_are_computed_once_and_know_the_number_of_views():
     assert scores_of(batch, "arcl").views == 3
     z = embeddings()
     assert scores_of(Batch([z[:2].transpose(0, 1), z[2:4].transpose(0, 1)], queue=z[0]), "views").views == 2
+
+
+@pytest.mark.parametrize("engine", ["matrix", "tiles:3", "chunks:3"])
+@pytest.mark.parametrize("spec", ["infonce:t=0.1", "hcl:t=0.1", "psl", "drrl", "dro"])
+def test_padded_hard_negatives_do_not_count(spec, engine):
+    g = torch.Generator().manual_seed(0)
+    z1, z2 = torch.nn.functional.normalize(torch.randn(2, 5, 8, generator=g, dtype=torch.float64), dim=2)
+    hard = torch.nn.functional.normalize(torch.randn(5, 3, 8, generator=g, dtype=torch.float64), dim=2)
+    padding = torch.rand(5, 3, generator=g) < 0.5
+    log_q = torch.zeros(5, 3, dtype=torch.float64).masked_fill(padding, torch.inf)
+    keys = cp.Keys(hard.masked_fill(padding.unsqueeze(2), 0.0).requires_grad_(), log_q=log_q)
+    loss = cp.objective(spec)(z1, z2, negatives=keys, engine=engine)
+    others = torch.cat([~torch.eye(5, dtype=torch.bool), ~padding.flatten().expand(5, -1)], 1)
+    similarities = z1 @ torch.cat([z2, hard.flatten(0, 1)]).T
+    expected = cp.objective(spec).from_scores((z1 * z2).sum(1), similarities, others)
+    torch.testing.assert_close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss, keys.embeddings)
+    assert not gradient[padding].any()

@@ -143,7 +143,7 @@ def tensors(z: torch.Tensor, how: dict) -> dict[str, torch.Tensor]:
 
 def pairing_of(spec: str) -> str | None:
     # a sum needs the same anchors throughout
-    return "single" if "dp" in spec else "views" if " + " in spec else None
+    return "single" if "dp" in spec or "gor" in spec else "views" if " + " in spec else None
 
 
 @pytest.mark.parametrize("tile", [1, 5, 64])

@@ -40,7 +40,18 @@ def test_sentences_and_json(arrays, capsys):
     assert advise(arrays, f"{line} --json") == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result["measured"]["hard_negatives"]) == {"count", "suspect", "false"}
+    assert result["command"] in said
+    assert result["command"].startswith("counterpoint race auto --objective 'host; ids=batch[\"id\"]'")
     assert all(" ".join(one["text"].split()[:5]) in " ".join(said.split()) for one in result["advice"])
+
+
+def test_batches_and_rows(arrays, capsys):
+    (arrays / "topics.txt").write_text("\n".join("farm" if i % 2 else "city" for i in range(200)) + "\n")
+    rows = arrays / "rows.csv"
+    assert advise(arrays, f"a.npy b.npy --ids labels.txt --batches topics.txt --near 0 --rows {rows} --json") == 0
+    assert json.loads(capsys.readouterr().out)["measured"]["false_negatives"]["share"] == 1
+    assert rows.read_text().splitlines()[0] == "kind,row,other,score"
+    assert "duplicate" in rows.read_text()
 
 
 @pytest.mark.parametrize(
@@ -49,6 +60,8 @@ def test_sentences_and_json(arrays, capsys):
         ("nowhere.npy b.npy", "nowhere.npy: no such file or folder"),
         ("a.npy", "expected two arrays, such as a.npy b.npy"),
         ("a.npy b.npy hard.npy", "expected one file or folder, or two arrays, got 3"),
+        ("a.npy b.npy --batches hard_ids.npy", "batches: expected the shape (200,), got (200, 2)"),
+        ("a.npy b.npy --rows rows.txt", "expected a .csv or .jsonl file"),
         ("a.npy labels.txt", "the second view: expected an array of numbers, got <U3"),
         ("labels.txt", "labels.txt, line 1: expected two texts with a tab between them"),
         ("a.npy b.npy --temperature 0", "temperature must be a finite number with 0 < temperature"),

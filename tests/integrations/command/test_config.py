@@ -42,7 +42,7 @@ def write(folder, content, name="run.json"):
 def test_a_run_trains_again_to_the_same_numbers(run, tmp_path, capsys):
     words = ["train", "graph", "--config", str(run.path / "run.json"), "--out", str(tmp_path), "--json"]
     assert main(words) == 0
-    again = store.Run.read(tmp_path / run.path.relative_to(run.root))
+    again = store.Run.read(tmp_path / run.path.relative_to(run.folder.root))
     assert (again.arguments, again.metrics()) == (run.arguments, run.metrics())
     for name in ("result", "details", "data"):
         assert again.record[name] == run.record[name]

@@ -16,7 +16,7 @@ from counterpoint.integrations.command import main as main_module
 from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.compare import commands, comparison
 from counterpoint.integrations.compare.cells import cell, words
-from counterpoint.integrations.compare.comparison import _same_numbers, _time_notes, tuned
+from counterpoint.integrations.compare.comparison import _time_notes, same_numbers, tuned
 from counterpoint.integrations.compare.metrics import Metric
 from counterpoint.integrations.compare.settings import Settings
 
@@ -108,7 +108,7 @@ def test_flags_of_the_script_can_be_values(here):
     found = settings(f"logits {SITE} --seed-flag --seed --objective host hcl {READ} -- train.py --steps 9")
     assert found.settings.seed_flag == "--seed"
     assert found.script == ["train.py", "--steps", "9"]
-    assert commands._seam_words(found) == ["--scale=50", f"--site=train.py:{LINE}"]
+    assert commands.seam_words(found) == ["--scale=50", f"--site=train.py:{LINE}"]
     assert found.seeds == 5
 
 
@@ -174,8 +174,8 @@ def test_the_page_has_the_scripts_own_loss(done):
 
 def test_a_seed_without_effect_is_seen(done):
     same = done(("host", 0, 9, 1, 0.5), ("hcl", 0, 9, 1, 0.6), ("host", 1, 9, 1, 0.5), ("hcl", 1, 9, 1, 0.6))
-    assert _same_numbers(same)
-    assert not _same_numbers(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6)))
+    assert same_numbers(same)
+    assert not same_numbers(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6)))
 
 
 def test_every_objective_is_tuned_with_the_same_budget(tmp_path):

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from html import escape
 from pathlib import Path
 
 import pytest
 from documents import ROOT
 
+import counterpoint as cp
+from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.compare import race
+from counterpoint.integrations.compare import race, running
 from counterpoint.integrations.compare.cells import length_of
+from counterpoint.integrations.compare.metrics import Metric, Written, curves, read
 from counterpoint.integrations.report.statistics import compare
 
 COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "race"]
 FLAGS = ["--metric", "json:results.json:hits", "--steps-flag", "--steps", "--seed-flag", "--seed"]
 
 
-def test_proposes_rules_at_the_best_temperature_and_near_it():
-    assert race.at_temperature("infonce:t=0.05,denominator=negatives", 2) == "infonce:t=0.1"
-    assert race.at_temperature("infonce:t=host", 2) is None
-    found = race.proposals("infonce:t=0.05", "infonce:t=0.2", ["ids=doc"])
-    assert found[:4] == [
-        "infonce:t=0.2; duplicates",
-        "infonce:t=0.1; duplicates",
-        "infonce:t=0.2; ids=doc",
-        "infonce:t=0.1; ids=doc",
-    ]
-    assert "hcl:beta=1,prior=0.02,t=0.2" in found
-    assert race.proposals("infonce:t=host", "host", [])[0] == "host; duplicates"
+def test_proposes_rules_at_multiples_of_the_scripts_own_temperature():
+    assert race.at_temperature("{own}", "infonce:t=0.05,denominator=negatives", 2) == "infonce:t=0.1"
+    assert race.at_temperature("{own}; duplicates", "infonce:t=0.05", 1) == "host; duplicates"
+    assert race.at_temperature("hcl:beta=1{t}", "infonce:t=0.05", 2) == "hcl:beta=1,t=0.1"
+    assert race.at_temperature("{own}", "infonce:t=host", 2) is None
+    found = race.proposals(["ids=doc"])
+    assert found[:2] == ["{own}; duplicates", "{own}; ids=doc"]
+    for family in found:
+        cp.treatment(race.at_temperature(family, "infonce:t=0.05", 2))
 
 
 def test_says_what_is_shown_and_no_more():
@@ -62,7 +67,7 @@ def test_finds_the_length_among_the_scripts_words():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["auto", *FLAGS[:2], "--set-seed", "--", "train.py"], "--steps-flag: which of the script's flags"),
+        (["auto", *FLAGS[:2], "--set-seed", "--", "train.py"], "--metric must be output:REGEX, to stop runs"),
         (["auto", *FLAGS, "--", "train.py"], "have no --steps with a number"),
         (["auto", *FLAGS[2:], "--", "train.py", "--steps", "8"], "--metric: which number"),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
@@ -75,13 +80,102 @@ def test_bad_input_is_said(words, message, tmp_path, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_stops_a_script_that_has_printed_enough(tmp_path):
+    log, metric = tmp_path / "log.txt", Metric.parse("output:loss (.+)")
+    code = "import time\nfor i in range(9): print('loss', i, flush=True); time.sleep(0.1 if i < 3 else 60)"
+    with log.open("wb") as file:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=file, start_new_session=True)
+        assert running._wait_for(process, lambda: running._printed([metric], log, 3)) == 0
+    assert process.poll() == -signal.SIGTERM
+    written = Written(tmp_path, tmp_path, log, 0, 0, shared=False, most=3)
+    assert curves([metric], written) == {1: {"loss": 0.0}, 2: {"loss": 1.0}, 3: {"loss": 2.0}}
+    assert read([metric], written) == {"loss": 2.0}
+
+
+def raced(folder: Path, *words: str) -> list[str]:
+    """Return the words of a race of the planted script, and put that into a folder."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", folder / "train.py")
+    return [*COMMAND, "auto", *words]
+
+
+def result(command: list[str], folder: Path) -> dict:
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("copies", "winner"), [(8, "duplicates"), (1, "")])
+@pytest.mark.parametrize(("copies", "winner"), [(8, "; "), (1, "")])
 def test_finds_planted_duplicates_and_nothing_where_there_are_none(tmp_path, copies, winner):
-    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", tmp_path / "train.py")
-    words = [*FLAGS, "--seeds", "6", "--json", "--", "train.py", "--steps", "160", "--copies", str(copies)]
-    runs = [subprocess.run([*COMMAND, "auto", *words], cwd=tmp_path, capture_output=True, text=True) for _ in range(2)]
-    found = [json.loads(run.stdout) for run in runs]
-    assert found[0]["sentence"] == found[1]["sentence"]  # the second command trains nothing
-    assert winner in found[0]["winner"]
-    assert found[0]["sentence"].startswith(found[0]["winner"] if winner else "nothing")
+    script = ["train.py", "--steps", "160", "--copies", str(copies)]
+    command = raced(tmp_path, *FLAGS, "--seeds", "5", "--json", "--", *script)
+    found = result(command, tmp_path)
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert json.loads(again.stdout) == found
+    assert "[1/" not in again.stderr  # it has trained nothing
+    page = next((tmp_path / "runs" / "compare").glob("race-*/report.html")).read_text(encoding="utf-8")
+    assert escape(found["sentence"]) in page
+    assert page.count("at a quarter, dropped") >= len(found["arms"]) / 2
+
+    site = next(word for word in (tmp_path / "train.py").read_text().splitlines() if "F.cross_entropy" in word)
+    line = (tmp_path / "train.py").read_text().splitlines().index(site) + 1
+    fresh = {}
+    for name in ("winner", "tuned"):
+        words = ["logits", "--site", f"train.py:{line}", "--scale", "20", f"--objective={found[name]}", "--", *script]
+        words += ["--seed", "5000", "--count", "20", "--out", "many.json"]
+        subprocess.run([COMMAND[0], "inject", *words], cwd=tmp_path, check=True, capture_output=True)
+        fresh[name] = dict(enumerate(json.loads((tmp_path / "many.json").read_text())["seeds"]))
+    verdict = compare(fresh["tuned"], {"winner": fresh["winner"]})["winner"]
+    if winner:
+        assert found["sentence"].startswith(found["winner"])
+        assert "duplicates" in found["winner"] or "ids=doc" in found["winner"]
+        low, high = map(float, re.search(r"\[(.+?), (.+?)\]", found["sentence"]).groups())
+        assert verdict.low > 0
+        assert low <= verdict.difference <= high
+    else:
+        assert found["sentence"].startswith("nothing")
+        assert verdict.difference < 0.5
+
+
+@pytest.mark.slow
+def test_killed_five_times_it_ends_in_the_same_sentence(tmp_path):
+    words = [*FLAGS, "--seeds", "3", "--budget", "4", "--jobs", "2", "--objective", "host; duplicates", "--json", "--"]
+    words += ["train.py", "--steps", "40", "--out", "{out}/results.json"]
+    command = raced(tmp_path / "whole", *words)
+    began = time.monotonic()
+    expected = result(command, tmp_path / "whole")
+    seconds, moments = time.monotonic() - began, random.Random(0)
+    raced(tmp_path / "killed", *words)
+    for _ in range(5):
+        process = subprocess.Popen(
+            command, cwd=tmp_path / "killed", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        time.sleep(moments.uniform(1, seconds / 3))
+        process.kill()
+        process.wait()
+    assert result(command, tmp_path / "killed") == expected
+
+
+@pytest.mark.slow
+def test_stops_runs_by_what_they_print(tmp_path):
+    flags = ["--metric", "output:hits (.+)", "--seed-flag", "--seed", "--seeds", "3", "--budget", "4", "--json"]
+    words = [
+        *flags,
+        "--objective",
+        "host; duplicates",
+        "--",
+        "train.py",
+        "--steps",
+        "80",
+        "--copies",
+        "8",
+        "--every",
+        "10",
+    ]
+    found = result(raced(tmp_path, *words), tmp_path)
+    assert "1.5 times as long" not in found["sentence"]  # which needs a flag
+    runs = store.find_runs(tmp_path / "runs")
+    lengths = {len(run.metrics()) for run in runs if run.arguments.get("lines")}
+    assert lengths == {2}
+    assert {len(run.metrics()) for run in runs if not run.arguments.get("lines")} == {8}

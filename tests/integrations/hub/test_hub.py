@@ -111,7 +111,7 @@ def test_paths_of_the_machine_do_not_get_published():
 def test_what_is_wrong_is_said_in_one_line(run, words, said, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     cells = {"unfinished": run.arguments, "control": {**run.arguments, "domain": "control"}}
-    places = {"run": run.path, "root": run.root}
+    places = {"run": run.path, "root": run.folder.root}
     for name, cell in cells.items():
         other = store.Run(tmp_path, cell)
         with other.lock():

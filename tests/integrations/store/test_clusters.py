@@ -168,7 +168,7 @@ def test_dask_workers_that_do_not_see_the_folder(tmp_path):
 
 
 def test_ray(tmp_path, undisturbed, monkeypatch):
-    pytest.importorskip("ray", reason="needs counterpoint[cluster]")
+    pytest.importorskip("ray", reason="needs counterpoint-losses[cluster]")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
@@ -180,7 +180,7 @@ def test_ray(tmp_path, undisturbed, monkeypatch):
 
 
 def test_submitit_on_this_machine(tmp_path, undisturbed, monkeypatch):
-    submitit = pytest.importorskip("submitit", reason="needs counterpoint[cluster]")
+    submitit = pytest.importorskip("submitit", reason="needs counterpoint-losses[cluster]")
     executor = submitit.LocalExecutor(tmp_path / "jobs")
     executor.update_parameters(timeout_min=30)
 
@@ -206,7 +206,7 @@ SIGNALS = 8
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
-    pytest.importorskip("submitit", reason="needs counterpoint[cluster]")
+    pytest.importorskip("submitit", reason="needs counterpoint-losses[cluster]")
     if missing := slurm.missing():
         pytest.skip(f"not installed here: {missing} (Debian's slurm-wlm and munge)")
     with slurm.cluster(tmp_path_factory.mktemp("cluster") / "slurm") as started:

@@ -89,7 +89,7 @@ def test_no_dask_scheduler(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_no_ray_cluster(tmp_path, monkeypatch):
-    pytest.importorskip("ray", reason="needs counterpoint[cluster]")
+    pytest.importorskip("ray", reason="needs counterpoint-losses[cluster]")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     there = f"127.0.0.1:{unused()}"
     for address, reason in ((there, "refused"), (f"ray://{there}", "refused"), ("somewhere", "Invalid address format")):

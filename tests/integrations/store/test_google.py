@@ -14,8 +14,8 @@ from buckets import PATIENCE, command, ended, files_of, start
 
 from counterpoint.integrations import store
 
-pytest.importorskip("gcp_storage_emulator", reason="counterpoint[gcs-test] has an emulator")
-gcsfs = pytest.importorskip("gcsfs", reason="counterpoint[gcs] has gcsfs")
+pytest.importorskip("gcp_storage_emulator", reason="the group gcs-test has an emulator")
+gcsfs = pytest.importorskip("gcsfs", reason="counterpoint-losses[gcs] has gcsfs")
 pytestmark = pytest.mark.slow
 
 GRAPHS = ["--data", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]

@@ -14,8 +14,8 @@ from buckets import PATIENCE, command, ended, files_of, start
 
 from counterpoint.integrations import store
 
-pytest.importorskip("moto", reason="counterpoint[s3-test] has moto's server")
-pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
+pytest.importorskip("moto", reason="the group s3-test has moto's server")
+pytest.importorskip("s3fs", reason="counterpoint-losses[s3] has s3fs")
 pytestmark = pytest.mark.slow
 
 TOY = toy_grid.__file__

@@ -112,7 +112,7 @@ def test_the_same_command_twice_shares_a_grid(tmp_path):
 
 def test_no_secret_is_written_below_the_folder_of_runs(tmp_path, monkeypatch):
     """What a queue of Slurm writes: submitit, on this machine, keeps its pickles and logs in the folder of runs."""
-    submitit = pytest.importorskip("submitit", reason="needs counterpoint[cluster]")
+    submitit = pytest.importorskip("submitit", reason="needs counterpoint-losses[cluster]")
     secrets = {
         name: f"hidden-{i}" for i, name in enumerate((
             "WANDB_API_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "TRACKIO_WRITE_TOKEN", "AWS_SECRET_ACCESS_KEY",

@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from counterpoint.integrations import store
 
-pytest.importorskip("moto", reason="counterpoint[s3-test] has moto's server")
-pytest.importorskip("s3fs", reason="counterpoint[s3] has s3fs")
+pytest.importorskip("moto", reason="the group s3-test has moto's server")
+pytest.importorskip("s3fs", reason="counterpoint-losses[s3] has s3fs")
 pytestmark = pytest.mark.slow
 
 GRAPHS = ["--data", "demo", "--probe", "knn", "--folds", "3", "--epochs", "1", "--hidden", "8"]
@@ -138,7 +138,7 @@ def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeyp
 
 def test_onnx_from_a_url(bucket, tmp_path):
     for name in ("lightly", "onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason="needs counterpoint[export]")
+        pytest.importorskip(name, reason="needs counterpoint-losses[export]")
     words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
     works(*words, "32", "--subset", "64", "--probe", "knn", "--epochs", "1", "--out", f"{bucket}/runs")
     file = tmp_path / "encoder.onnx"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -61,7 +60,7 @@ def test_a_cell_is_the_same_with_and_without_trackers(place):
     plain = store.run_grid(toy_grid.train, cells(1), place / "plain", progress=False)
     sent = store.run_grid(trackers.tracked(toy_grid.train, ["tensorboard"]), cells(1), place / "sent", progress=False)
     for a, b in zip(plain, sent, strict=True):
-        assert a.path.relative_to(a.root) == b.path.relative_to(b.root)
+        assert a.path.relative_to(a.folder.root) == b.path.relative_to(b.folder.root)
         assert (a.arguments, a.result, a.metrics()) == (b.arguments, b.result, b.metrics())
     assert trackers.tracked(toy_grid.train, []) is toy_grid.train
 
@@ -119,23 +118,6 @@ def test_what_cannot_be_computed_reaches_the_tracker(name, place, capfd):
         assert [line["loss"] in (None, "NaN") or math.isnan(line["loss"]) for line in lines if "loss" in line] == [
             False, True, True, False,
         ]  # fmt: skip
-
-
-def test_a_process_that_trains_for_this_one_sends_too(place):
-    """As with several devices: what it did not send before its end, this process sends."""
-
-    def train(run):
-        run.load()
-        copy = pickle.loads(pickle.dumps(run))
-        copy.log(1, loss=1.0)
-        copy.log(2, loss=2.0)
-        copy.log(3, loss=3.0)
-        assert copy.listener is not run.listener
-        copy._metrics.close()
-        run.finish({"apart": 1.0})
-
-    (run,) = store.run_grid(trackers.tracked(train, ["tensorboard"]), cells()[:1], place / "runs", progress=False)
-    assert [event.step for event in scalars(run.path / "tensorboard").Scalars("loss")] == [1, 2, 3]
 
 
 def test_a_run_begun_anew_is_another_run_of_the_tracker(place):

@@ -61,7 +61,7 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
             pairing = "first_two"
     if pairing == "symmetric":
         count = 2
-    if pairing == "single" and q["name"] != "dp":
+    if pairing == "single" and q["name"] not in ("dp", "gor"):
         pairing = None
     normalize = case["normalize"] or any(word in words for word in ('"debpos"', '"gamma"', '"rayleigh"', '"chi2"'))
     scale = case["scale"] if normalize else min(case["scale"], 1.0)

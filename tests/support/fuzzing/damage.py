@@ -64,7 +64,6 @@ def check_damage(case: dict[str, Any]) -> None:
         del damaged[int(case["cut"] * len(damaged)) :]
     for each in FILES:
         (path / each).write_bytes(damaged if each == name else content[each])
-    (path / "checkpoint.damaged.pt").unlink(missing_ok=True)
     outcome, said = "read", str(path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

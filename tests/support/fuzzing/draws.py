@@ -87,6 +87,17 @@ PLAIN = [
         reduction=st.sampled_from(["sum", "mean", "mean_full", "batch_sum"]),
     ),
     parameters("siglip", temperature=T, bias=st.floats(-12, 3)),
+    infonce("rince", q=st.sampled_from([0.1, 0.5, 1.0]), lam=st.sampled_from([0.01, 0.5, 1.0])),
+    parameters("arctanh"),
+    parameters("psl", temperature=T, surrogate=st.sampled_from(["tanh", "tanh", "relu", "atan"])),
+    parameters(
+        "drrl",
+        margin=st.floats(-0.5, 0.9),
+        omega=st.sampled_from([1.25, 2.0, 5.0]),
+        weight=st.sampled_from([1.0, 50.0]),
+        epsilon=st.sampled_from([0.1, 1e-3]),
+    ),
+    parameters("gor", mean=st.booleans()),
 ]
 INNER = st.one_of(*PLAIN[:10])
 WRAPPED = parameters(

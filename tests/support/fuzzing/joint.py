@@ -175,4 +175,4 @@ def check_joint(case: dict[str, Any]) -> None:
 def pairings_of(case: dict[str, Any]) -> set[str]:
     q = case["objective"]
     terms = [term for _, term in q["terms"]] if q["name"] == "sum" else [q]
-    return {"single" if term["name"] == "dp" else "joint" for term in terms}
+    return {"single" if term["name"] in ("dp", "gor") else "joint" for term in terms}

@@ -1,0 +1,82 @@
+"""Losses of recommenders that follow CL-DRO: PSL and DrRL."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..batch.scores import Negatives
+from ..hyper import Choice, Real
+from ..objective import Objective
+
+LEAST = 1e-30  # in place of a surrogate of zero, which has no logarithm
+
+
+class PSL(Objective, name="psl"):
+    """Pairwise softmax loss: in place of the exponential, a surrogate that false negatives cannot dominate.
+
+    ``log mean_j sigma(d_j)^{1/t}`` with ``d_j = (s_j - p) / 2``, between -1 and 1, and ``sigma(d)`` one of
+    ``tanh(d) + 1``, ``max(0, d + 1)`` and ``arctan(d) + 1``.
+
+    Paper: Yang et al. 2024, Eq. (8), https://arxiv.org/abs/2411.00163.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.PSL(0.5)(torch.eye(4), torch.eye(4))
+    tensor(-1.2402)
+    """
+
+    formula = "log mean_j sigma((s_j - p) / 2)^{1/t},  sigma(d) = tanh(d) + 1"
+    use = "recommenders with false negatives"
+    tune_first = "t (.02 to .2), then the surrogate"
+    cost = "a hyperbolic tangent for each pair and positive"
+    on_cosines = True
+
+    temperature: Real = Real("t", above=0, default=0.1, always=True, doc="``t`` > 0, the paper's ``tau*``.")
+    surrogate: Choice[Literal["tanh", "relu", "atan"]] = Choice(
+        "tanh", "relu", "atan", default="tanh", doc="``sigma``, less one."
+    )
+
+    def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
+        scale = 1 / self.temperature
+
+        def log_sigma(s: Tensor, p: Tensor) -> Tensor:
+            d = (s - p) / 2
+            if self.surrogate == "tanh":
+                return (torch.nn.functional.logsigmoid(2 * d) + math.log(2)) * scale
+            return ((d if self.surrogate == "relu" else d.atan()) + 1).clamp(min=LEAST).log() * scale
+
+        return torch.cat([neg.logsumexp(log_sigma, p) for p in pos.split(1, 1)], 1) - neg.log_count
+
+
+class DrRL(Objective, name="drrl"):
+    """Rényi-robust loss: between softmax, which false negatives dominate, and a hinge, which ignores most negatives.
+
+    ``1 - p + m + (mean_j (epsilon + weight max(0, s_j - m))^{w*})^{1/w*}`` with ``w* = omega / (omega - 1)``, the dual
+    of the order ``omega`` of the divergence. ``m`` is chosen to minimize the loss: the authors train one for each user;
+    here ``m=learned(0.5,-1,1)`` trains one for all.
+
+    Paper: Zhang et al. 2025, https://arxiv.org/abs/2506.15120.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.DrRL(margin=0.2)(torch.eye(4), torch.eye(4))
+    tensor(0.3000)
+    """
+
+    formula = "1 - p + m + (mean_j (eps + weight (s_j - m)_+)^{w*})^{1/w*},  w* = omega / (omega - 1)"
+    use = "recommenders with false negatives, whose scores need no exponential"
+    tune_first = "m (0 to .8) or learned, then weight (1 to 100), then omega (1.2 to 5)"
+    cost = "less than two powers for each pair"
+    on_cosines = True
+
+    margin: Real = Real("m", default=0.5, always=True, doc="``m``, above which negatives count.")
+    omega: Real = Real(above=1, default=2.0, doc="Order of the divergence, > 1; large ones are the hinge.")
+    weight: Real = Real(above=0, default=1.0, doc="Weight of the negatives, > 0.")
+    epsilon: Real = Real(above=0, default=0.1, doc="Keeps the gradient finite where no negative exceeds ``m``.")
+
+    def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
+        dual, margin, weight, epsilon = self.omega / (self.omega - 1), self.margin, self.weight, self.epsilon
+        log_power = neg.logsumexp(lambda s: dual * (epsilon + weight * torch.relu(s - margin)).log()) - neg.log_count
+        return 1 - pos + margin + (log_power / dual).exp()  # type: ignore[no-any-return]

@@ -1,0 +1,69 @@
+"""The page of a race: its sentence, the curves of all treatments, who was dropped when, and the final intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from counterpoint.diagnose.plots import figure, tidy
+
+from .. import report
+from ..report.output import svg
+from ..report.plots import GREY, styles
+
+OWN = "{own}"  # in treatments: the script's own loss
+Points = list[tuple[float, float]]
+
+
+@dataclass
+class Arm:
+    """A treatment in the race: its text, and its scores at a share of the script's length and at all of it.
+
+    Higher scores are better: they have the other sign where smaller numbers are.
+    """
+
+    text: str
+    family: str  # the same without the temperature
+    factor: float  # of the script's own temperature
+    short: float = math.nan
+    full: float = math.nan
+    dropped: bool = False
+    curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
+
+    @property
+    def own(self) -> bool:
+        """Whether it is the script's own loss, at some temperature."""
+        return self.family == OWN
+
+
+def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, folder: Path, title: str) -> Path:
+    """Write the page to a folder; return its path."""
+    intro = escape(said)
+    with suppress(ImportError):  # the page says that matplotlib is missing
+        intro += Markup("</p><p>") + Markup(svg(draw(arms, metric), f"{metric} of each treatment in the race", "race-"))
+    (page,) = report.write(summary, folder, ["html"], pictures=False, title=title, intro=intro)
+    return page
+
+
+def draw(arms: Sequence[Arm], metric: str) -> Any:
+    """Draw the numbers of each treatment by the length of its training; a cross marks those that were dropped."""
+    looks = styles(arm.text for arm in arms)
+    drawing = figure(7.2, 3.4 + 0.2 * len(arms))
+    axes = drawing.add_subplot()
+    for arm in arms:
+        look = looks[arm.text]
+        style = {"color": GREY, "linestyle": ":"} if arm.dropped else {"color": look.colour, "linestyle": look.dash}
+        points = sorted(arm.curve)
+        axes.plot(*zip(*points, strict=True), **style, label=arm.text + ", dropped" * arm.dropped)
+        axes.plot(*points[-1], "x" if arm.dropped else "o", color=style["color"], markersize=5)
+    axes.set_xlabel("length of the training")
+    axes.set_ylabel(metric)
+    tidy(axes)
+    drawing.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=2)
+    return drawing

@@ -1,0 +1,51 @@
+"""What the first screens say are numbers of stored rows; other code finds the atlas's verdicts."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+
+import pytest
+from documents import ROOT
+
+from counterpoint.integrations import evidence
+
+pytest.importorskip("scipy")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_what_fine_tuning_gained_is_in_the_rows(page):
+    study = importlib.import_module("finetuned")
+    lines = (ROOT / "docs" / "finetuned" / "small.jsonl").read_text(encoding="utf-8").splitlines()
+    table = "\n".join(study.report([json.loads(line) for line in lines]))
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    labels, hcl = re.search(r"labels gained ([\d.]+) and HCL ([\d.]+)", text).groups()
+    found = dict(re.findall(r"^\| ([^|]+) \|[^|]*\|[^|]*\| ([+-][\d.]+) .*\| different \|$", table, re.M))
+    assert {row: f"{float(gain):.1f}" for row, gain in found.items()} == {"known intents as ids": labels, "HCL": hcl}
+    assert re.search(r"^\| guide, margin -.1 \|.*\| cannot tell \|$", table, re.M)
+    assert f"\n{table}\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_other_code_finds_the_verdicts_of_the_atlas():
+    recompute = importlib.import_module("recompute")
+    for dataset in ("images", "text"):
+        count, wrong = recompute.verdicts(dataset)
+        assert count > 100
+        assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("said", "wanted"),
+    [
+        ("labels gain 1.9 points, HCL 1.3", [{"row": "oracle"}, {"row": "HCL"}]),
+        ("a frozen guide 0.7 to 1.2", [{"row": "masked by a guide"}, {"row": "masked by a guide, margin -.1"}]),
+    ],
+)
+def test_the_sentence_on_mined_negatives_is_that_of_the_cells(said, wanted):
+    text = " ".join((ROOT / "docs" / "atlas.md").read_text(encoding="utf-8").split())
+    assert said in text
+    cells = [evidence.cells(regime="mined negatives", **one)[0] for one in wanted]
+    numbers = re.findall(r"\d\.\d", said)
+    assert [f"{cell['difference']:.1f}" for cell in cells] == numbers
+    assert {cell["effect"] for cell in cells} == {"helps"}

@@ -1,0 +1,103 @@
+"""How the proof that a gradient is the host's own is kept cheap, and still stops at drift."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import counterpoint as cp
+from counterpoint.plugins.embeddings import Call, Embeddings
+from counterpoint.plugins.function import _Replaced
+from counterpoint.plugins.gradient import CROSS_ENTROPY, Logits
+from counterpoint.plugins.host import DifferenceError, Seam
+
+B, HCL = 12, cp.objective("hcl:t=0.1")
+ONE_WAY = {"pairing": "one_way"}
+
+
+def step(seam, loss_of, times=1.0):
+    """Return the gradients of two views whose host's loss is ``times`` the one of ``loss_of``."""
+    a, b = (torch.randn(B, 8, dtype=torch.double).requires_grad_() for _ in range(2))
+    embeddings = Embeddings(seam, "nt_xent", "infonce:t=0.1", lambda *z: Call(z, ONE_WAY))
+    (times * embeddings.returned(loss_of(*embeddings(a, b)))).backward()
+    expected = torch.autograd.grad(times * HCL(a, b, **ONE_WAY), [a, b])
+    return [a.grad, b.grad], expected
+
+
+def nt_xent(a, b, margin=0.0):
+    logits = (F.normalize(a, dim=1) @ F.normalize(b, dim=1).T - margin * torch.eye(B)) / 0.1
+    return F.cross_entropy(logits, torch.arange(B))
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_a_loss_that_is_returned_is_compared_in_some_steps_and_weighed_in_all(calls):
+    torch.manual_seed(0)
+    seam = Seam("hcl:t=0.1")
+    for i in range(60):
+        for call in range(calls):
+            got, expected = step(seam, nt_xent, times=2.0 ** (i % 5) * (1 + call))
+            torch.testing.assert_close(got, [*expected])
+    assert 21 <= seam.proofs <= 20 + 0.3 * seam.calls
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_drift_stops_the_run_soon(calls):
+    seam = Seam("hcl:t=0.1")
+    for _ in range(50):
+        step(seam, nt_xent)
+    assert seam.proofs < 50
+    margins = [0.3 * (i % calls == 0) for i in range(20 * calls)]
+    with pytest.raises(DifferenceError, match=r"the gradient at nt_xent is not that of infonce:t=0\.1"):
+        [step(seam, lambda a, b, m=margin: nt_xent(a, b, m)) for margin in margins]
+
+
+def test_a_factor_within_the_function_that_changes_is_compared_in_every_step():
+    seam = Seam("hcl:t=0.1")
+    for i in range(60):
+        got, expected = step(seam, lambda a, b, i=i: (1 + i) * nt_xent(a, b))
+        torch.testing.assert_close(got, [(1 + i) * each for each in expected])
+    assert seam.proofs == 60
+
+
+def test_cross_entropy_is_compared_with_its_gradient_and_other_forms_with_that_of_the_objective():
+    torch.manual_seed(0)
+    x, labels = torch.randn(B, 20, dtype=torch.double) * 3, torch.randint(20, (B,))
+
+    def gradient(own, x, labels):
+        logits, seam = x.clone().requires_grad_(), Seam("hcl:t=host")
+        call = Logits(seam, None, "here", own, labels.clamp(min=0), {"scale": 3.0})
+        (7 * F.cross_entropy(call(logits), labels)).backward()
+        assert (seam.proofs, seam.worst < 1e-12) == (1, True)
+        return logits.grad
+
+    masked = x.masked_fill(torch.rand_like(x) > 0.8, -torch.inf).scatter(1, labels.unsqueeze(1), 1.0)
+    some = labels.masked_fill(torch.arange(B) < 3, -100)
+    for given, targets in ((x, labels), (masked, labels), (x, some)):
+        fast, slow = (gradient(own, given, targets) for own in (CROSS_ENTROPY, f"infonce:t={1 / 3!r}"))
+        torch.testing.assert_close(fast, slow)
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_a_positive_among_the_keys_of_all_anchors_is_no_negative_of_the_objective(copied):
+    torch.manual_seed(0)
+    a, b = (torch.randn(B, 8, dtype=torch.double).requires_grad_() for _ in range(2))
+    keys = torch.cat([b.detach(), torch.randn(5, 8, dtype=torch.double)]) if copied else torch.randn(9, 8).double()
+    replaced = _Replaced.parse("losses.py:loss(a, b, keys)", "keys=shared")
+    own = "infonce:t=0.1,denominator=negatives"
+    call = Embeddings(
+        Seam("infonce:t=0.1,denominator=with_positive"),
+        "loss",
+        own,
+        lambda a, b: replaced.call({"a": a, "b": b, "keys": keys}),
+    )
+    p, q, k = (F.normalize(x, dim=1) for x in (*call(a, b), keys))
+    host = ((p @ k.T / 0.1).logsumexp(1) - (p * q).sum(1) / 0.1).sum()
+    host.backward()
+    p, q = F.normalize(a, dim=1), F.normalize(b, dim=1)
+    scores = torch.cat([(p * q).sum(1, keepdim=True), p @ (k[B:] if copied else k).T], 1)
+    if copied:
+        others = (p @ q.detach().T).masked_fill(torch.eye(B, dtype=torch.bool), -torch.inf)
+        scores = torch.cat([scores, others], 1)
+    expected = torch.autograd.grad(F.cross_entropy(scores / 0.1, torch.zeros(B).long(), reduction="sum"), [a, b])
+    torch.testing.assert_close([a.grad, b.grad], [*expected])
