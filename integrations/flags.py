@@ -220,9 +220,13 @@ def spec(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r}: separate objectives by spaces, as in {name} {rest}")
     try:
         check_names(text)
-        return str(cp.objective(text))
+        loss_fn = cp.objective(text)
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if paths := getattr(loss_fn, "paths", None):
+        item = "; ".join(f"{argument}={path}" for argument, path in paths.items())
+        raise argparse.ArgumentTypeError(f"{text!r}: {item}: only inject, compare and race look up names of a script")
+    return str(loss_fn)
 
 
 def whole(low: int) -> Callable[[str], int]:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
+from counterpoint.treatment import Treatment
 
 from ..domain import check_choice
 from .networks import Actor, Critic, Encoder, adam, center_crop, follow, initialize, random_crop
@@ -35,6 +36,8 @@ from .settings import AgentSettings
 def check_objective(objective: Objective | str) -> Objective:
     """The objective; raises if it needs more than crops."""
     loss_fn = as_objective(objective)
+    if isinstance(loss_fn, Treatment):
+        raise ValueError(f"{loss_fn}: the criterion sees similarities, which do not say which keys these are")
     if loss_fn.needs:
         raise ValueError(
             f"{loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but the criterion sees embeddings"

@@ -104,6 +104,7 @@ MISSPELLED = [
     ("train control walker-walk", "unexpected 'walker-walk'. Did you mean --task walker-walk?"),
     ("train graph --objective hlc", "--objective: unknown objective 'hlc'. Did you mean 'hcl'?"),
     ("train graph --objective infonce,hcl", "'infonce,hcl': separate objectives by spaces, as in infonce hcl"),
+    ("train graph --objective infonce;ids=y", "ids=y: only inject, compare and race look up names of a script"),
     ("train graph --objective hcl:bta=1", "--objective: hcl: unknown parameter 'bta'. Did you mean 'beta'?"),
     ("train graph --augment dnoses", "--augment: unknown augment 'dnoses'. Did you mean 'dnodes'?"),
     ("train image --method simcrl", "--method: unknown method 'simcrl'. Did you mean 'simclr'?"),

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from hosts import real_clone
 
 import counterpoint as cp
-from counterpoint.integrations.control.agent import Agent, Contrast
+from counterpoint.integrations.control.agent import Agent, Contrast, check_objective
 from counterpoint.integrations.control.networks import Encoder, center_crop, random_crop
 from counterpoint.integrations.control.replay import Transitions
 from counterpoint.integrations.control.settings import AgentSettings
@@ -296,3 +296,8 @@ def test_contrast_names_what_it_compares():
     for spec, kind in (("infonce:t=1 + 0.1*dp", "bilinear"), ("dcl", "cosine"), ("arcl(infonce:t=1)", "bilinear")):
         encoder = torch.nn.Linear(2, 2)
         assert Contrast(spec, encoder, encoder, 2, None).scores == kind
+
+
+def test_similarities_have_no_keys_that_a_treatment_could_name():
+    with pytest.raises(ValueError, match="do not say which keys these are"):
+        check_objective("infonce; duplicates")
