@@ -13,12 +13,14 @@ the names of the function that computes the loss. It is looked up, never evaluat
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from functools import partial, reduce
+from hashlib import blake2b
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 from . import checks
 from .batch.batch import Batch
@@ -27,24 +29,24 @@ from .batch.pairings import scores_of
 from .batch.ready_made import MASKED
 from .batch.rules import Rule, as_rules, limits
 from .batch.scores import Scores
-from .engine.distributed import Gather
+from .engine.distributed import Gather, gather, resolve
 from .engine.matrix import MatrixNegatives
 from .names import check_known, closest
 from .objective import Objective, Wrapper, as_objective
-from .same import is_part, merged, merged_of_all, numbered, spread
 from .vectors import unit, widen
 
 TOLD = ("duplicates", "ids", "labels", "guide")
 RULES = ("margin", "threshold")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 _STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
+_EQUAL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 class Treatment(Wrapper):
     """An objective, and what it is told of the data; :func:`treatment` reads one from its text.
 
-    It is called as its objective is. Anchors that its rules leave without negatives do not count: :attr:`counts` says
-    how many there were. A step in which no other anchor is left is an error.
+    It is called as its objective is. Anchors that its rules leave without negatives have no loss, and :attr:`counts`
+    says how many there were; a step of nothing else is an error.
 
     Args:
         objective: an objective or its spec.
@@ -84,8 +86,8 @@ class Treatment(Wrapper):
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
         if guide and not self.rules:
             raise ValueError(f"treatment: guide={guide} decides nothing without a rule; add margin=0 or threshold=0.9.")
-        self.counts: dict[str, Tensor | float] = {"anchors": 0.0, "excluded": 0.0, "without_negatives": 0.0}
-        """Sums over calls: anchors, anchors left without negatives and, of logits and scores, excluded keys."""
+        self.counts: dict[str, Tensor | float] = dict.fromkeys(("anchors", "excluded", "without_negatives"), 0.0)
+        """Sums over calls: anchors, excluded keys, and anchors left without negatives."""
 
     @property
     def paths(self) -> dict[str, str]:
@@ -106,46 +108,17 @@ class Treatment(Wrapper):
     def forward(self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:
         """Compute the loss of embeddings; ``duplicates=`` takes rows or texts, one per sample."""
         options = self._options(views, gather, options)
-        if checks.compiling():
-            return self.objective(*views, gather=gather, reduction=reduction, **options)
-        return super().forward(*views, gather=gather, reduction=reduction, **options)
+        call = self.objective if checks.compiling() else super().forward
+        return call(*views, gather=gather, reduction=reduction, **options)
 
-    def from_scores(
-        self,
-        pos: Tensor,
-        neg: Any,
-        mask: Tensor | None = None,
-        *,
-        pos_mask: Tensor | None = None,
-        reduction: Reduction = "mean",
-        **options: Any,
-    ) -> Tensor:
-        """Compute the loss of similarities; rules are by these, and nothing else can be told of them."""
-        if self.told or not isinstance(neg, Tensor):
-            raise TypeError(f"{self}: scores do not say which keys these are; pass mask=, or use from_logits.")
-        if not self.rules:
-            return self.objective.from_scores(pos, neg, mask, pos_mask=pos_mask, reduction=reduction, **options)
-        kept = torch.ones_like(neg, dtype=torch.bool) if mask is None else mask
-        drop = torch.zeros_like(kept)
-        for most in limits(self.rules, widen(pos.detach()).reshape(len(pos), -1), pos_mask):
-            drop |= kept & (widen(neg.detach()) > most)
-        empty = kept.any(1) & (kept == drop).all(1)
-        rows = torch.ones_like(empty) if pos_mask is None else pos_mask.any(1)
-        if not checks.compiling():
-            self._count(rows, rows & empty, drop)
-        left = kept & (~drop | empty.unsqueeze(1))  # a row that loses all negatives keeps them, for a finite loss
-        losses = self.objective.from_scores(pos, neg, left, pos_mask=pos_mask, reduction="none", **options) * ~empty
-        return losses if reduction == "none" else losses.sum() / rows.sum()
+    def from_scores(self, *args: Any, **options: Any) -> Tensor:
+        raise TypeError(f"{self}: scores do not say which keys these are; pass mask= to its objective alone.")
 
-    def from_pairings(
-        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: Reduction = "mean"
-    ) -> Tensor:
-        """Compute the loss of embeddings; of other scores, nobody knows which keys they are."""
+    def from_pairings(self, scores: Any, *args: Any, **options: Any) -> Tensor:
         if not (isinstance(scores, partial) and scores.func is scores_of):
-            raise TypeError(f"{self}: scores do not say which keys these are; use its objective alone.")
-        if self.told or self.rules:
-            self._count_embeddings(scores.args[0], scores(self.objective.terms()[0][1].pairing))
-        return self.objective.from_pairings(scores, device, reduction=reduction)
+            return self.from_scores()
+        self._count_embeddings(scores.args[0], scores(self.objective.terms()[0][1].pairing))
+        return self.objective.from_pairings(scores, *args, **options)
 
     def from_logits(
         self,
@@ -190,7 +163,7 @@ class Treatment(Wrapper):
             if name in self.told and options.get(name) is None:
                 raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
             if name in self.told and name != "guide" and not isinstance(options[name], Tensor):
-                options[name] = numbered(options[name], False).to(views[0].device)
+                options[name] = _numbered(options[name], False).to(views[0].device)
         if self.rules:
             options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
             options.setdefault("empty", "zero")
@@ -202,11 +175,11 @@ class Treatment(Wrapper):
                 raise TypeError(f"{self}: pass duplicates=; only `counterpoint inject` looks it up.")
             stacked = options.get("stacked", False)
             told = [*views[0].unbind(1)] if stacked else [*views]
-            numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
+            numbers = [_numbered(rows, group) for rows in (told if given is None else [given])]
             known = options.get("ids") if options.get("labels") is None else options["labels"]
             if known is not None:
-                numbers.append(numbered(known, False).to(numbers[0].device))
-            options["ids"] = merged_of_all(numbers, group)
+                numbers.append(_numbered(known, False).to(numbers[0].device))
+            options["ids"] = _merged_of_all(numbers, group)
         return options
 
     def _masked(
@@ -242,9 +215,9 @@ class Treatment(Wrapper):
                     drop |= (judge > most).view_as(drop)
             drop &= ~positive & ~out
             if count and not checks.compiling():
-                others = out | positive
-                rows = positive.any(-1) & ~others.all(-1)
-                self._count(rows, rows & (drop | others).all(-1), drop)
+                rows = positive.any(-1) & ~(out | positive).all(-1)
+                empty = rows & (drop | out | positive).all(-1)
+                self._count(rows.sum(), drop.sum(), empty.sum(), rows.any() & (empty == rows).all())
         return logits.masked_fill(drop, -torch.inf), labels
 
     def _named(self, name: str) -> str:
@@ -259,7 +232,7 @@ class Treatment(Wrapper):
         numbers = [self._of_keys(name, s, out, columns, known, dtype) for name in self.told if name != "guide"]
         if not numbers:
             return torch.zeros_like(out)
-        number = reduce(merged, numbers)
+        number = reduce(_merged, numbers)
         return number[columns].unsqueeze(-1) == number
 
     def _of_keys(
@@ -272,39 +245,32 @@ class Treatment(Wrapper):
         values = known.get({"labels": "classes"}.get(name, name))
         if values is None:
             fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
-            number = numbered(torch.where(out, fill, s).mT, False, dtype)
+            number = _numbered(torch.where(out, fill, s).mT, False, dtype)
             if not bool(out.any()) and len(columns.unique()) == anchors:  # equal anchors are the same sample, too
-                rows = numbered(s, False, dtype)
-                number = merged(number, (len(rows) + torch.arange(keys).to(rows)).scatter(0, columns, rows))
+                rows = _numbered(s, False, dtype)
+                number = _merged(number, (len(rows) + torch.arange(keys).to(rows)).scatter(0, columns, rows))
         else:
-            gathered = isinstance(values, Tensor) and is_part(values, keys)
-            number = spread(numbered(values, gathered).to(s.device), columns, keys, self._named(name))
+            gathered = isinstance(values, Tensor) and _is_part(values, keys)
+            number = _spread(_numbered(values, gathered).to(s.device), columns, keys, self._named(name))
         if anchors == keys and bool(out.diagonal().all()):  # the anchors are keys, too
-            number = merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
+            number = _merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
         return number
 
-    def _count(self, rows: Tensor, empty: Tensor, drop: Tensor) -> None:
-        if bool(rows.any()) and bool((empty == rows).all()):
+    def _count(self, anchors: Tensor, excluded: Tensor, empty: Tensor, ended: Tensor) -> None:
+        if bool(ended):
             raise ValueError(f"{self}: every anchor of this step is left without negatives.")
-        sums = {"anchors": rows.sum(), "excluded": drop.sum(), "without_negatives": empty.sum()}
-        self.counts = {name: value + sums[name] for name, value in self.counts.items()}
+        for name, value in zip(self.counts, (anchors, excluded, empty), strict=True):
+            self.counts[name] = self.counts[name] + value
 
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
         """Count anchors, and excluded keys where similarities are a matrix: in tiles, that would take another pass."""
-        share, anchors = torch.as_tensor(scores.share), torch.as_tensor(len(scores.pos))
-        if scores.anchor_factor is not None:  # the share is that of all processes
-            if checks.wanted(share) and bool(share <= 0):
-                raise ValueError(f"{self}: every anchor of this step is left without negatives.")
-            anchors = (scores.anchor_factor.sum() / share).round()
+        share, factor = torch.as_tensor(scores.share), scores.anchor_factor  # the share is that of all processes
+        anchors = torch.as_tensor(len(scores.pos)) if factor is None else (factor.sum() / share).round()
         excluded = torch.zeros(())
-        if isinstance(scores.neg, MatrixNegatives):
-            keys = scores.neg.scores.shape[1]
-            before: float | Tensor = keys - keys // batch.total  # all but the sample's own
-            if batch.queue is not None or batch.negatives is not None or batch.labels is not None:
-                before = (scores.unfiltered or scores.neg).count
-            excluded = torch.as_tensor(before - scores.neg.count).expand(len(scores.pos), 1).sum()
-        sums = {"anchors": anchors, "excluded": excluded, "without_negatives": (anchors * (1 - share)).round()}
-        self.counts = {name: value + sums[name] for name, value in self.counts.items()}
+        if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
+            others = (keys := scores.neg.scores.shape[1]) - keys // batch.total - scores.neg.count  # not its own
+            excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()
+        self._count(anchors, excluded, (anchors * (1 - share)).round(), share <= 0)
 
     def terms(self) -> list[Any]:
         raise TypeError(f"{self}: a treatment cannot be a term; write the sum before its first semicolon.")
@@ -365,6 +331,98 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
         except Exception as error:
             raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
     return value
+
+
+def _numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> Tensor:
+    """Return an integer for each row or value, the same for equal ones: of floats, for those equal but for rounding.
+
+    Integers and texts have the same numbers in all processes; embeddings are compared with those of ``group``.
+    """
+    if not isinstance(values, Tensor):
+        listed = isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping, Set))
+        if not listed or not all(isinstance(value, (str, bytes, Integral)) for value in values):
+            expected = "a tensor, or a list of texts or whole numbers"
+            raise TypeError(f"treatment: expected {expected}, got {type(values).__name__}.")
+        texts = (repr(value).encode() for value in values)
+        return torch.tensor([int.from_bytes(blake2b(x, digest_size=8).digest(), "little", signed=True) for x in texts])
+    if values.dim() < (2 if values.is_floating_point() else 1):
+        raise TypeError(f"treatment: expected whole numbers or rows, got {values.dtype} of shape {(*values.shape,)}.")
+    if values.is_floating_point():
+        values = values.detach()
+        handle = resolve(group) if group else None
+        every = _equal_rows(gather(values, handle) if handle else values, _EQUAL[dtype or values.dtype])
+        return _own(every, len(values), handle)
+    if values.dim() == 1:
+        return values
+    rows = values.flatten(1).long()
+    odd = torch.randint(2**62, (rows.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
+    return (rows * odd.to(rows.device)).sum(1)  # a hash of 64 bits: it overflows
+
+
+def _equal_rows(x: Tensor, rounding: float) -> Tensor:
+    """Number the rows ``(n, d)`` so that those equal but for ``rounding``, relative to the largest entry, are one."""
+    x = widen(x)
+    direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0)).to(x)
+    order = (x @ direction).argsort()  # equal rows are neighbors
+    ordered = x[order]
+    differs = (ordered[1:] - ordered[:-1]).abs().amax(1) > rounding * x.abs().amax()
+    return torch.zeros_like(order).scatter(0, order[1:], differs.long().cumsum(0))
+
+
+def _merged(a: Tensor, b: Tensor) -> Tensor:
+    """Number samples so that those with one number in ``a``, or in ``b``, have one number, also through others."""
+    number = torch.arange(len(a), device=a.device)
+    groups = [torch.unique(x.to(a.device), return_inverse=True)[1] for x in (a, b)]
+    while True:
+        before = number
+        for group in groups:
+            least = torch.full_like(number, len(a)).scatter_reduce(0, group, number, "amin")
+            number = least[group]
+        if torch.equal(before, number):
+            return number
+
+
+def _merged_of_all(numbers: Sequence[Tensor], group: Gather) -> Tensor:
+    """Merge the numbers of this process's samples with those of all processes; return this process's."""
+    handle = resolve(group) if group else None
+    every = [gather(x, handle) for x in numbers] if handle else numbers
+    return _own(reduce(_merged, every), len(numbers[0]), handle)
+
+
+def _own(every: Tensor, count: int, handle: Any) -> Tensor:
+    """Return the rows of this process, ``count`` of them."""
+    sizes: Any = gather(torch.tensor([count], device=every.device), handle) if handle else []
+    return every[int(sum(sizes[: distributed.get_rank(handle) if handle else 0])) :][:count]
+
+
+def _is_part(values: Tensor, keys: int) -> bool:
+    """Return whether the values are those of this process, and the keys those of all."""
+    return distributed.is_initialized() and len(values) < keys == len(values) * distributed.get_world_size()
+
+
+def _spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
+    """Return a number for each key; keys of which nothing is known have their own.
+
+    Args:
+        values: one per key, per anchor, or per sample of two views.
+        columns: the positive of each anchor.
+        keys: how many there are.
+    """
+    anchors = len(columns)
+    if _is_part(values, keys):
+        values = gather(values)
+    if 2 * len(values) == anchors:
+        both = [values.repeat(2), values.repeat_interleave(2)]
+        fits = [two for two in both if keys != anchors or torch.equal(two[columns], two)]
+        if not fits:
+            raise ValueError(f"{what}: the {len(values)} values fit neither order of two views.")
+        values = fits[0]
+    if len(values) == keys:
+        return values
+    if len(values) != anchors:
+        raise ValueError(f"{what}: expected one value for each of {anchors} anchors or {keys} keys, got {len(values)}.")
+    groups = torch.unique(values, return_inverse=True)[1]
+    return (anchors + torch.arange(keys, device=values.device)).scatter(0, columns, groups)
 
 
 def _positives(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:

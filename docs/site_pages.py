@@ -83,6 +83,22 @@ FORMULAS = {
     "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}": (
         r"-\frac{1}{M} \sum_{j=1}^{M} \log \frac{E(p_j)}{\sum_k E(p_k) + \sum_i E(s_i)}, \quad E(s) = e^{s/t}"
     ),
+    "(-E(p)^q + (lam (E(p) + sum_j E(s_j)))^q) / q,  E(s) = e^{s/t}": (
+        r"\frac{-E(p)^q + \left(\lambda \left(E(p) + \sum_j E(s_j)\right)\right)^q}{q}, \quad E(s) = e^{s/t}"
+    ),
+    "-log E(p) / (E(p) + sum_j E(s_j)),  E(s) = (1 + s) / (1 - s)": (
+        r"-\log \frac{E(p)}{E(p) + \sum_j E(s_j)}, \quad E(s) = \frac{1 + s}{1 - s}"
+    ),
+    "log mean_j sigma((s_j - p) / 2)^{1/t},  sigma(d) = tanh(d) + 1": (
+        r"\log \frac{1}{N} \sum_j \sigma\left(\frac{s_j - p}{2}\right)^{1/t}, \quad \sigma(d) = \tanh(d) + 1"
+    ),
+    "1 - p + m + (mean_j (eps + weight (s_j - m)_+)^{w*})^{1/w*},  w* = omega / (omega - 1)": (
+        r"1 - p + m + \left(\frac{1}{N} \sum_j (\epsilon + w (s_j - m)_+)^{\omega^*}\right)^{1/\omega^*}, \quad "
+        r"\omega^* = \frac{\omega}{\omega - 1}"
+    ),
+    "M1^2 + max(0, M2 - 1/d),  M_k = mean over pairs of s^k": (
+        r"M_1^2 + \max\left\{0, M_2 - \frac{1}{d}\right\}, \quad M_k = \overline{s^k}"
+    ),
     "log(1 + e^{-(p / t + b)}) + sum_j log(1 + e^{s_j / t + b})": (
         r"\log\left(1 + e^{-(p / t + b)}\right) + \sum_j \log\left(1 + e^{s_j / t + b}\right)"
     ),
@@ -122,12 +138,13 @@ def example(kind: type[cp.Objective]) -> str:
     own = f"cp.{kind.__name__}"
     if issubclass(kind, cp.Wrapper):
         loss = f"{own}(cp.InfoNCE(temperature=0.5))"
-    elif kind is cp.DistancePolarization:
+    elif kind.pairing == "single":
         loss = f"cp.InfoNCE(temperature=0.5) + 0.1 * {own}()"
     elif kind is cp.Robust:
         loss = f"cp.InfoNCE(temperature=0.5) + {own}(temperature=0.5)"
     else:
-        loss = f"{own}({'radius' if kind is cp.CLDRO else 'temperature'}=0.5)"
+        main = "radius" if kind is cp.CLDRO else "temperature"
+        loss = f"{own}({f'{main}=0.5' if main in kind.hyper else ''})"
     if kind().needs:
         body = ATTACKED.format(loss=loss)
     else:

@@ -223,9 +223,8 @@ def spec(text: str) -> str:
         loss_fn = cp.objective(text)
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    if paths := getattr(loss_fn, "paths", None):
-        item = "; ".join(f"{argument}={path}" for argument, path in paths.items())
-        raise argparse.ArgumentTypeError(f"{text!r}: {item}: only inject, compare and race look up names of a script")
+    for name, path in getattr(loss_fn, "paths", {}).items():
+        raise argparse.ArgumentTypeError(f"{name}={path}: only inject, compare and race look up names of a script")
     return str(loss_fn)
 
 

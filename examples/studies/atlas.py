@@ -44,17 +44,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from training import MLP, Batches, Networks, draw, knn_accuracy, train
 
 import counterpoint as cp
 from counterpoint.integrations.advise.features import Components, PatchFeatures
-from counterpoint.integrations.advise.training import (
-    MLP,
-    Batches,
-    Networks,
-    draw,
-    knn_accuracy,
-    train,
-)
 from counterpoint.integrations.store.files import atomic
 
 DATASETS = ("images", "text", "cnn", "graphs")

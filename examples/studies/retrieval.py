@@ -42,9 +42,9 @@ from paired import NOTE, compare, said
 from scipy import stats
 from torch import Tensor
 from torch.nn.functional import normalize
+from training import MLP, Batches, Networks, knn_accuracy, train
 
 import counterpoint as cp
-from counterpoint.integrations.advise.training import MLP, Batches, Networks, knn_accuracy, train
 from counterpoint.integrations.report.statistics import Verdict
 
 PER_INTENT, HARD, TUNING_SEEDS = 20, 4, 3

@@ -96,7 +96,7 @@ def _unknown(measured: dict[str, Any]) -> Said:
     if "false_negatives" not in measured:
         text = "Cannot be known from embeddings alone: how many negatives are false. "
         yield text + "Pass --ids: about 100 labels give the rate.", []
-    text = "Measured with a small network on fixed features: an encoder that trains on raw data can behave differently."
+    text = "Measured on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
     text += (
         ' Whether something helps, your own script tells: counterpoint race. In its treatments, batch["id"] and guide '

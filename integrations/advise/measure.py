@@ -1,21 +1,18 @@
-"""Measure data, with short trainings: wrong positives, duplicates, false negatives."""
+"""Measure data without training: wrong positives, duplicates, false negatives."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-import counterpoint as cp
-
 from .data import UNKNOWN, Pairs
 from .settings import Settings
-from .training import MLP, Batches, Networks, draw, train
 from .wrong_positives import Canonical, ranks, share
 
+FOLDS, FEWEST = 8, 128  # of samples
 GUIDE = 0.05  # a negative counts as suspect if it is that close to being as similar as the positive
 
 Result = dict[str, Any]
@@ -28,12 +25,12 @@ def measure(data: Pairs, settings: Settings) -> tuple[Result, list[Result]]:
     score is its cosine with the other.
     """
     data = data.draw(settings.limit)
-    if len(data) < 4 * settings.batch:
-        raise ValueError(f"expected at least {4 * settings.batch} samples (4 batches), got {len(data)}.")
+    if len(data) < FEWEST:
+        raise ValueError(f"expected at least {FEWEST} samples, got {len(data)}.")
     result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "modality": data.modality}
     numbers = torch.arange(len(data)) if data.numbers is None else data.numbers
     result["duplicates"], twins = duplicates(data, settings.near, numbers)
-    result["wrong_positives"], wrong = wrong_positives(data, settings, numbers)
+    result["wrong_positives"], wrong = wrong_positives(data, numbers)
     if data.negatives is not None:
         result["hard_negatives"] = hard_negatives(data)
     if data.ids is not None:
@@ -57,56 +54,28 @@ def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[
     return {"cosine": near, "share": float((closest >= near).float().mean())}, rows
 
 
-def _scaled(x: Tensor) -> Tensor:
-    return (x - x.mean(0)) / x.std()
+def wrong_positives(data: Pairs, numbers: Tensor) -> tuple[Result, list[Result]]:
+    """Estimate the share of positives that are wrong, in each fold by canonical components of the others.
 
-
-def _train(data: Pairs, samples: Sequence[Tensor], settings: Settings) -> Networks:
-    """Train a network on each set of samples, which are named by their numbers in the data."""
-    views = data.views if data.views.shape[1] == 2 else data.views[:, 1:]
-    parts = []
-    for seed, some in enumerate(samples):
-        generator = torch.Generator().manual_seed(seed)
-        rows, drawn = draw(views[some], settings.steps, settings.batch, 2, generator)
-        parts.append((rows, some[drawn]))
-    batches = Batches(*(torch.stack(each, 1) for each in zip(*parts, strict=True)))
-    table = _scaled(data.x)
-    networks = Networks(lambda: MLP(table.shape[1]), range(len(samples)))
-    train(networks, cp.InfoNCE(settings.temperature), table, batches, title="training")
-    return networks
-
-
-def wrong_positives(data: Pairs, settings: Settings, numbers: Tensor) -> tuple[Result, list[Result]]:
-    """Train on all samples but a fold of them, and estimate the share of that fold's positives that are wrong.
-
-    Right pairs that a representation cannot tell from random ones count as wrong, so that every representation has an
-    upper bound of the share of wrong positives; the smaller one is reported, of the network and of canonical
-    components.
+    Right pairs that these components cannot tell from random ones count as wrong.
     """
-    count = min(settings.seeds, len(data) // settings.batch)
-    parts = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: len(data) // count * count]
-    folds = parts.view(-1, count).T  # (folds, samples)
-    trained = [torch.cat([*folds[:i], *folds[i + 1 :]]) for i in range(count)]
-    networks = _train(data, trained, settings)
+    parts = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[: len(data) // FOLDS * FOLDS]
+    folds = parts.view(-1, FOLDS).T  # (folds, samples)
     first, second = (0, 1) if data.views.shape[1] == 2 else (1, 2)
-    table = _scaled(data.x)
-    found: dict[str, list[Tensor]] = {"network": [], "canonical components": []}
-    with torch.no_grad():
-        z = [networks(table[data.views[folds, column]]) for column in (first, second)]
-    for fold, others, z1, z2 in zip(folds, trained, *z, strict=True):
-        found["network"].append(ranks(normalize(z1, dim=1) @ normalize(z2, dim=1).T))
+    table = (data.x - data.x.mean(0)) / data.x.std()
+    found = []
+    for i, fold in enumerate(folds):
+        others = torch.cat([*folds[:i], *folds[i + 1 :]])
         # every other view, where there are more than two
         likelihood = Canonical(*(table[data.views[others, column::2].flatten()] for column in (first, second)))
-        ratio = likelihood(*(table[data.views[fold, column]] for column in (first, second)))
-        found["canonical components"].append(ranks(ratio))
-    (wrong, low, high), by = min((share(of_folds), name) for name, of_folds in found.items())
-    scores = torch.cat(found[by])
+        found.append(ranks(likelihood(*(table[data.views[fold, column]] for column in (first, second)))))
+    wrong, low, high = share(found)
+    scores, sample = torch.cat(found), numbers[folds.flatten()]
     worst = scores.argsort()[: round(wrong * len(scores))].tolist()
-    sample = numbers[folds.flatten()]
     rows = [
         {"kind": "wrong pair", "row": sample[i].item(), "other": "", "score": round(scores[i].item(), 4)} for i in worst
     ]
-    return {"share": wrong, "low": low, "high": high, "by": by}, rows
+    return {"share": wrong, "low": low, "high": high}, rows
 
 
 def hard_negatives(data: Pairs) -> Result:

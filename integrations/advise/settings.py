@@ -9,12 +9,8 @@ from ..domain import setting
 
 @dataclass(frozen=True)
 class Settings:
-    """How data is measured: short trainings of a small network on fixed features."""
+    """How data is measured."""
 
-    temperature: float = setting(0.2, "temperature of the short trainings", above=0)
-    steps: int = setting(400, "steps of each training", low=1)
-    batch: int = setting(64, "samples per step", low=4)
-    seeds: int = setting(8, "trainings of each kind", low=3)
     near: float = setting(0.95, "cosine from which on two samples count as near-duplicates", above=-1, below=1)
     limit: int = setting(4000, "samples that are used at most, drawn at random", low=64)
     modality: str | None = setting(

@@ -37,7 +37,7 @@ def start_of(name: str, key: str) -> float:
 
 
 def learned(value: float) -> cp.Learned:
-    return cp.Learned(value, *sorted((value / 2, value * 1.5)))
+    return cp.Learned(value, *sorted((value / 1.5, value * 1.5)))
 
 
 def tiny_batch() -> tuple[torch.Tensor, dict]:

@@ -24,7 +24,6 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("COUNTERPOINT_DATA"), reason="COUNTERPOINT_DATA is not set"),
 ]
 DOSES = (0.0, 0.1, 0.2, 0.3, 0.5)
-QUICK = Settings(steps=300, seeds=4)
 
 
 @cache
@@ -86,6 +85,6 @@ def test_the_share_of_wrong_positives_is_found(name):
         wrong = rng.permutation(len(b))[: round(share * len(b))]
         spoiled = b.copy()
         spoiled[wrong] = b[np.roll(wrong, 1)]
-        found[share] = measure(from_arrays(a, spoiled), QUICK)[0]["wrong_positives"]["share"]
+        found[share] = measure(from_arrays(a, spoiled), Settings())[0]["wrong_positives"]["share"]
         print(f"{name}: {share:.2f} wrong, estimated {found[share]:.3f}")
     assert max(abs(share - estimate) for share, estimate in found.items()) < 0.07

@@ -37,7 +37,7 @@ AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 1000 -
 SMALL = "--epochs 3 --folds 3 --hidden 8"
 COMMAND = {  # {out} is the folder of the command, {train graph} that of the uninterrupted command of that name
     "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
-    "advise": "{data}/a.npy {data}/b.npy --seeds 3 --steps 20 --json",
+    "advise": "{data}/a.npy {data}/b.npy --json",
     "doctor": "--json",
     "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
     "-- {data}/train.py",

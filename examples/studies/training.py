@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import counterpoint as cp
-
-from ..store.progress import track
+from counterpoint.integrations.store.progress import track
 
 Options = Callable[[int], dict[str, Any]]
 

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from training import MLP, Batches, Networks, draw, knn_accuracy, train
 
 import counterpoint as cp
-from counterpoint.integrations.advise.training import (
-    MLP,
-    Batches,
-    Networks,
-    draw,
-    knn_accuracy,
-    train,
-)
 
 SEEDS = (0, 1, 2)
 ONE_WAY = {"pairing": "one_way"}
