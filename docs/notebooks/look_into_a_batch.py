@@ -14,8 +14,8 @@
 # # Look into a batch
 #
 # A loss is one number. What it does to your embeddings depends on which negatives it pushes, and how hard. This
-# notebook shows how to see that: in a dozen numbers, and in two pictures. It needs only PyTorch and matplotlib, and runs in
-# seconds.
+# notebook shows how to see that: in a dozen numbers, and in two pictures. It needs only PyTorch and matplotlib, and
+# runs in seconds.
 
 # %%
 import importlib.util
