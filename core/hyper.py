@@ -9,7 +9,6 @@ import re
 import warnings
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass
-from html import escape
 from inspect import Parameter, Signature
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
@@ -19,7 +18,6 @@ from typing_extensions import Self, TypeVar
 
 from . import spec
 from .checks import is_number
-from .html import table
 from .names import check_known, register
 from .values import FromHost, Learned, Number, Schedule, Value, number, text
 
@@ -330,16 +328,6 @@ class Parametrized(nn.Module):
     def __repr__(self) -> str:
         """Return a spec that also shows every number."""
         return self._text("full")
-
-    def _repr_html_(self) -> str:
-        """Return the spec, and each part's formula and hyper-parameters with their ranges, for notebooks."""
-        shown = [f"<p><code>{escape(str(self))}</code></p>"]
-        for part in self.modules():
-            if isinstance(part, Parametrized) and part.name:
-                formula = getattr(part, "formula", "")
-                rows = [(key, text(getattr(part, key)), hyper.expected()) for key, hyper in part.hyper.items()]
-                shown.append(table(("", "value", "range"), rows, f"{type(part).__name__}: {formula}".rstrip(": ")))
-        return "".join(shown)
 
     @property
     def label(self) -> str:

@@ -17,16 +17,6 @@ from nbclient.exceptions import CellExecutionError
 
 NAMES = list(notebook_pages.FURTHER)
 HEAD = "# %%\n"
-SHOWN = """# %%
-import torch
-
-import counterpoint as cp
-
-cp.InfoNCE(0.25)
-
-# %%
-cp.InfoNCE(0.25).report(torch.eye(4), torch.eye(4))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +82,6 @@ def test_a_cell_that_raises_stops_the_build_and_names_do_not_leak(tmp_path):
     (tmp_path / "b.py").write_text(f"{HEAD}print(secret)\n")
     with pytest.raises(CellExecutionError, match="name 'secret' is not defined"):
         notebook_pages.execute([tmp_path / "a.py", tmp_path / "b.py"])
-
-
-def test_objects_show_tables(tmp_path):
-    (tmp_path / "a.py").write_text(SHOWN)
-    cells = notebook_pages.execute([tmp_path / "a.py"])["a"].cells
-    shown = [output.data.get("text/html", "") for cell in cells for output in cell.outputs if "data" in output]
-    tables = [one for one in shown if "<table>" in one]
-    assert "-log E(p)" in tables[0]
-    assert "<td>temperature</td><td>0.25</td>" in tables[0]
-    assert "<td>negatives</td><td>6</td><td>negatives of an anchor</td>" in tables[1]
 
 
 @pytest.fixture(scope="module")

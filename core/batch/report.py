@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from ..engine.matrix import MatrixNegatives, matrix_of
-from ..html import Numbers
 from ..values import at_scale
 from .choose_engine import path
 from .scores import Scores
@@ -20,7 +19,7 @@ from .scores import Scores
 def report(objective: Any, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
     """Compute averages over a batch's anchors, without gradient.
 
-    Returns a dict, which notebooks show as a table. Works on copies, in evaluation mode: no gradient is stored; no
+    Returns a dict. Works on copies, in evaluation mode: no gradient is stored; no
     schedule, tracked value or training mode changes.
     With ``gather=``, call it in all processes; all get the same numbers.
 
@@ -77,7 +76,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
         if main.neg.group is not None:  # over the anchors of all processes
             anchors = torch.tensor(len(main.pos), device=device)
             means = main.neg.across(means * anchors) / main.neg.across(anchors)
-        report = Numbers(zip(numbers, means.tolist(), strict=True))
+        report: dict[str, float] = dict(zip(numbers, means.tolist(), strict=True))
         summed = {name: float(main.neg.across(value)) for name, value in totals.items()}
         rows = float(main.neg.across(torch.tensor(float(len(main.pos)), device=device)))
         for rule in main.removed:

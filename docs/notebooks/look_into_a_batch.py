@@ -14,8 +14,8 @@
 # # Look into a batch
 #
 # A loss is one number. What it does to your embeddings depends on which negatives it pushes, and how hard. This
-# notebook shows how to see that: in a table, and in two pictures. It needs only PyTorch and matplotlib, and runs in
-# seconds.
+# notebook shows how to see that: in a dozen numbers, and in two pictures. It needs only PyTorch and matplotlib, and
+# runs in seconds.
 
 # %%
 import importlib.util
@@ -48,10 +48,11 @@ z1, z2 = (samples + 0.6 * torch.randn(128, 64) for _ in range(2))
 # %% [markdown]
 # ## An objective describes itself
 #
-# In a notebook, an objective shows its formula and its hyper-parameters with their ranges.
+# Its text rebuilds it, and it knows its formula.
 
 # %%
-cp.HCL(temperature=0.2, prior=0.125, beta=1.0)
+loss_fn = cp.HCL(temperature=0.2, prior=0.125, beta=1.0)
+print(loss_fn, loss_fn.formula, sep="\n")
 
 # %% [markdown]
 # ## What it sees
@@ -62,7 +63,7 @@ cp.HCL(temperature=0.2, prior=0.125, beta=1.0)
 cp.InfoNCE(0.2).report(z1, z2)
 
 # %% [markdown]
-# Look at three rows first:
+# Look at three of them first (`help(cp.diagnose.report)` explains all):
 #
 # - `effective_negatives`: of 254 negatives, this many share the gradient. Near 1, the temperature is too small, and a
 #   single negative decides; near all of them, it is large, and hard negatives count no more than easy ones.

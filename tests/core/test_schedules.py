@@ -30,8 +30,6 @@ def moving() -> list[tuple[str, str, dict]]:
 
 
 def start_of(name: str, key: str) -> float:
-    if (name, key) == ("drrl", "omega"):
-        return 3.0  # learned values start at half of it, which must be above 1
     default = cp.objective(name)._hyper[key]
     return 0.3 if default is None else default
 
