@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     margin = "differences that do not matter (half a point of 100: .5 of percents)"
     add("--margin", type=float, metavar="X", help=margin)
     scores = "scores per test item: npy:FILE or jsonl:FILE:ID:SCORE in the folder of each run; without runs, one for "
-    scores += "each model, as in NAME=npy:FILE"
+    scores += "each model, as in NAME=npy:FILE (none)"
     add("--items", nargs="+", type=items.parse, default=[], metavar="ITEMS", help=scores)
     add("--lower", action="store_true", help="smaller numbers are better")
     out = "write report.html, .md and .json, and plots to this folder (none)"
