@@ -181,8 +181,10 @@ def run(
             record: dict[str, Any] = {"objective": name, "spec": str(cp.objective(name)) if curve else None, "seed": s}
             record |= {measure: accuracy(measure, z, y, split, s) for measure in MEASURES}
             runs.append({**record, "seconds": round(time.perf_counter() - start, 2), "curve": curve})
-    packages = ("counterpoint", "torch", "numpy", "scipy", "scikit-learn", "matplotlib")
-    versions = {"python": sys.version.split()[0]} | {name: version(name) for name in packages}
+    packages = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib")
+    versions = {"python": sys.version.split()[0], "counterpoint": cp.__version__} | {
+        name: version(name) for name in packages
+    }
     result = {"arguments": arguments, "versions": versions, "summary": summarise(runs, objectives[0]), "runs": runs}
     if out is not None:
         draw(Path(out), result, first_seed, y[split:])

@@ -10,7 +10,7 @@ The study resumes where it stopped: the race keeps its runs; a finished world is
 
 examples:
   COUNTERPOINT_DATA=... python examples/studies/race_worlds.py           half an hour on one core
-  python examples/studies/race_worlds.py --report       adds finished worlds to docs/results/race_worlds.jsonl, and
+  python examples/studies/race_worlds.py --report       adds finished worlds to docs/race_worlds/small.jsonl, and
                                                         writes the table of docs/guides/race.md
 """
 
@@ -33,7 +33,7 @@ from counterpoint.integrations.store import find_runs
 
 SCRIPT = Path(__file__).with_name("race_worlds_train.py")
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "race.md"
-ROWS = PAGE.parents[1] / "results" / "race_worlds.jsonl"
+ROWS = PAGE.parents[1] / "race_worlds" / "small.jsonl"
 MARK, END = "<!-- made by `python examples/studies/race_worlds.py --report` -->", "<!-- end -->"
 WORLDS = {
     "topics": "a sixth of the keys in a batch are false negatives",

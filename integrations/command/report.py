@@ -58,7 +58,8 @@ def _of_files(arguments: argparse.Namespace) -> int:
         raise ValueError("--items: two models have the same name; name them, as in a=npy:scores.npy.")
     baseline = arguments.baseline or next(iter(models))
     check_known("unknown baseline", baseline, models)
-    found = compare_items(arguments.items[0].name, baseline, models, arguments.margin, seeds=False)
+    title = ":".join(arguments.items[0].what.split(":")[1:]) or "scores"
+    found = compare_items(title, baseline, models, arguments.margin, seeds=False)
     print(json.dumps(found.plain(), indent=1) if arguments.format == "json" else "\n".join(found.sentences()))
     return 0
 
