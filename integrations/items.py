@@ -126,7 +126,7 @@ def _checked(place: str, ids: Sequence[str], table: Any) -> Items:
         raise ValueError(f"{place}: expected at least 3 items, got {len(ids)}.")
     for name, column in zip(("similarity", "gold score"), table.T if table.shape[1] == 2 else (), strict=False):
         if np.ptp(column) == 0:
-            raise ValueError(f"{place}: all items have the same {name}, so that there is no correlation.")
+            raise ValueError(f"{place}: all items have the same {name}, so their correlation is undefined.")
     return Items(tuple(ids), table[:, 0], table[:, 1] if table.shape[1] == 2 else None)
 
 

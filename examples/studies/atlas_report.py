@@ -288,7 +288,7 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def overview(path: Path) -> None:
-    """Draw what gains, and what does not, in the cells that the first screens name."""
+    """Draw the gains and the nulls of the cells that the first screens name."""
     rows = {}
     for title, wanted in reversed(atlas_tables.FIRST_SCREEN.items()):
         for cell in evidence.cells(**wanted):

@@ -83,7 +83,7 @@ def measure(world: str, out: Path) -> dict[str, Any]:
 
 
 def gain(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Return what the race's winner gains over the tuned loss, with its interval; nothing where it is that loss."""
+    """Return the gain of the race's winner over the tuned loss, with its interval; nothing where it is that loss."""
     base, winner = (dict(enumerate(row["test"][row[name]])) for name in ("own", "winner"))
     if row["own"] == row["winner"]:
         return 0.0, 0.0, 0.0

@@ -204,7 +204,7 @@ def runs_of(records: Sequence[Record]) -> list[Run]:
 
 
 def tables(study: Study, records: Sequence[Record], name: str, pictures: Path | None = None) -> str:
-    """Return what a study found in short, and folded the sentences, table and settings of each data set."""
+    """Return the findings of a study in short, and folded the sentences, table and settings of each data set."""
     parts: list[str] = []
     first: list[Column] = []
     runs = runs_of(records)
@@ -239,7 +239,7 @@ def panels(columns: Sequence[Column]) -> dict[str, dict[str, Verdict]]:
 
 
 def answer(columns: Sequence[Column]) -> str:
-    """Return what the verdicts of a study say in a sentence or two, with the largest gain."""
+    """Return the verdicts of a study in a sentence or two, with the largest gain."""
     found = [(row, column, one) for column in columns for row, one in column.compared.items()]
     higher = [item for item in found if item[2].different and item[2].difference > 0]
     lower = sum(item[2].different for item in found) - len(higher)

@@ -152,7 +152,7 @@ def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
 
 
 def curves(metrics: Iterable[Metric], written: Written) -> dict[int, dict[str, float]]:
-    """Return what was written while the script trained, by its steps, or else by 1, 2, ..."""
+    """Return the numbers written while the script trained, by its steps, or else by 1, 2, ..."""
     lines: dict[int, dict[str, float]] = {}
     for metric in metrics:
         if metric.kind in SERIES and metric.name != "step":
@@ -217,7 +217,7 @@ def _output(metric: Metric, written: Written) -> Values:
 
 
 def printed(metric: Metric, log: Path) -> list[str]:
-    """Return what ``output:REGEX`` finds in whole lines of a log."""
+    """Return the matches of ``output:REGEX`` in whole lines of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("counterpoint: "))  # which is not the script's own
     return re.findall(metric.what, text, re.M)

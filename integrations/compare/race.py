@@ -178,7 +178,7 @@ class Race(Comparison):
         return self.sign * float((run.result or {}).get(self.chosen_by.name, math.nan))
 
     def _points(self, run: Run, length: float) -> Points:
-        """Return what a run has written while it trained, or else its result."""
+        """Return the numbers that a run wrote while it trained, or else its result."""
         name = self.chosen_by.name
         curve = [(line["step"], line[name]) for line in run.metrics() if name in line] if run.done else []
         return curve or [(length, self.sign * self._value(run))]

@@ -43,7 +43,7 @@ class ItemReport:
     again: dict[str, Verdict]
 
     def sentences(self) -> Iterator[str]:
-        """Yield what the verdicts say: a sentence on these models, and one on training again."""
+        """Yield a sentence on these models, and one on training again."""
         values = ", ".join(f"{row} {value:.{self._digits}f}" for row, value in self.values.items())
         these = "; ".join(self._row(row, verdict) for row, verdict in self.these.items())
         yield f"{self.title}, {self.items} items: {values}. These models on new items: {these}."
