@@ -117,7 +117,7 @@ class Embeddings(Replaced):
         return lambda loss_fn: [weight * each for each in self._gradients(loss_fn, tensors)[1]]
 
     def _weight(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
-        """Return the weight of the host's own loss in ``g``: by comparison, or, between these, from the gradient that arrived.
+        """Return the weight of the host's own loss in ``g``: by comparison, or else from the gradient that arrived.
 
         What arrives at the loss that a function returns has one ratio to the weight, unless the function changes it.
         """

@@ -23,7 +23,7 @@ def test_weighted_correlation_is_that_of_repeated_pairs():
 
 
 def models(rng, count, seeds, shift=0.0, of_seeds=0.0, pairs=False):
-    """Two rows of equal quality but for ``shift``; items differ in difficulty, and rows in which ones they find difficult."""
+    """Two rows of equal quality but for ``shift``; items differ in difficulty, each row on its own ones."""
     ids, hard = tuple(map(str, range(count))), rng.normal(size=count)
     rows = {}
     for row, more in (("a", 0.0), ("b", shift)):
