@@ -52,7 +52,7 @@ def _of_files(arguments: argparse.Namespace) -> int:
     """Compare the items of models that no run of a store has trained."""
     from ..report.items import compare_items
 
-    names = [each.text.partition("=")[0] if "=" in each.text else each.place for each in arguments.items]
+    names = [each.name if each.text.startswith(f"{each.name}=") else each.place for each in arguments.items]
     models = {n: {0: items.read(Path(each.place), each.what)} for n, each in zip(names, arguments.items, strict=True)}
     if len(models) < len(arguments.items):
         raise ValueError("--items: two models have the same name; name them, as in a=npy:scores.npy.")

@@ -160,7 +160,8 @@ def _evaluate(
         several = {"models": plain, "items": [one.plain() for one in compared]}
         print(json.dumps(several if len(reports) > 1 else plain.popitem()[1], indent=1))
     else:
-        print(*(fill(sentence, 100) for one in compared for sentence in one.sentences()), sep="\n", end="")
+        for one in compared:
+            print(*(fill(sentence, 100) for sentence in one.sentences()), sep="\n")
     return 0
 
 

@@ -130,3 +130,13 @@ def test_wrong_files(tmp_path, capsys, monkeypatch):
         assert said in capsys.readouterr().err
     assert main(["report"]) == 2
     assert "--items of two models or more" in capsys.readouterr().err
+
+
+def test_files_of_two_settings_are_told_apart_by_their_paths(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for beta in (1, 2):  # as `compare` names the folders of its runs
+        (tmp_path / f"hcl-beta={beta}").mkdir()
+        np.save(tmp_path / f"hcl-beta={beta}" / "items.npy", np.arange(20) + 0.1 * beta * (np.arange(20) % 3))
+    words = ["report", "--items", "npy:hcl-beta=1/items.npy", "npy:hcl-beta=2/items.npy", "--json"]
+    assert main(words) == 0
+    assert set(json.loads(capsys.readouterr().out)["values"]) == {f"hcl-beta={beta}/items.npy" for beta in (1, 2)}
