@@ -36,9 +36,9 @@ PLANTED = "planted"
 PARTS = (PLANTED, *NAMES)
 INTRO = (
     "Each objective in each domain, on data that needs no download. Nothing is tuned: within a domain all objectives "
-    "have the same temperature, and otherwise their defaults. The sentences, graphs and robots are synthetic. The "
-    "first two pictures test the statistics on images of digits: knowing the classes must help where there are four, and "
-    "cannot where each image is a class of its own."
+    "have the same temperature, and otherwise their defaults. The sentences, graphs and robots are synthetic. The two "
+    "pictures of digits test the statistics: with four classes, knowing them must help; it cannot where each image is "
+    "a class of its own."
 )
 
 
