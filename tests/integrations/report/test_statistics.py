@@ -19,15 +19,30 @@ from counterpoint.install import install
 from counterpoint.integrations.report import statistics
 from counterpoint.integrations.report.statistics import compare, effect_size, pool, random_effects
 
-BENCH = Path(__file__).parents[2] / "bench" / "bench_statistics.py"
+BENCH = Path(__file__).parents[2] / "bench"
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, BENCH / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def bench():
-    spec = importlib.util.spec_from_file_location("bench_statistics", BENCH)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return loaded("bench_statistics")
+
+
+def test_tuning_makes_differences_that_more_tuning_seeds_remove():
+    """Of settings that are worth the same, tables name at most 5 %; otherwise the fewer tuning seeds, the more."""
+    simulate = loaded("bench_tuning").simulate
+    assert simulate([0, 0, 0], tuning=1, seeds=20, repetitions=4000, seed=0)["luck"] < 0.06
+    one, many = (simulate([0, 0.5, 1], tuning, seeds=20, repetitions=4000, seed=0) for tuning in (1, 200))
+    assert one["luck"] > 0.4
+    assert one["kept"] > 0.5 * one["luck"]
+    assert many["luck"] < 0.06
+    assert many["apart"] < 0.01
 
 
 def table(seed, rows, seeds, effects=0.0):
