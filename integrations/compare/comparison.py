@@ -29,13 +29,12 @@ from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
 from ..search.grids import GRIDS, changed, grids_of
+from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
-from ..store.grid import prepare
+from ..store.grid import writable
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
-from ..store.secrets import REDACTED, redacted
 from ..store.transport import connect
-from ..trackers.grid import run_cells
 from . import cells
 from .metrics import Metric
 from .running import LOG, NO_SEED, last_lines, read_again, train
@@ -145,7 +144,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return run_cells(run_script, cells, given, "compare", failed=True)[0]
+        return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
@@ -221,7 +220,7 @@ def find_loss(
     What it finds is kept in the store, since the name of a cell depends on it.
     """
     name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
-    shared = connect(prepare(root))  # other machines find the same
+    shared = connect(writable(root))  # other machines find the same
     try:
         data = json.loads(shared.read(name))
     except FileNotFoundError:
@@ -271,7 +270,7 @@ def tuned(
     own = None if settings.grid is None else dict(settings.grid)
 
     def measure(specs: list[str]) -> Scores:
-        runs = run_cells([make_cell(spec, seed, purpose=TUNING) for spec in specs])
+        runs = flags.run_cells([make_cell(spec, seed, purpose=TUNING) for spec in specs])
         return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
 
     best = {}
