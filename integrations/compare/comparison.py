@@ -270,7 +270,7 @@ def tuned(
     own = None if settings.grid is None else dict(settings.grid)
 
     def measure(specs: list[str]) -> Scores:
-        runs = flags.run_cells([make_cell(spec, seed, purpose=TUNING) for spec in specs])
+        runs = run_cells([make_cell(spec, seed, purpose=TUNING) for spec in specs])
         return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
 
     best = {}
