@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,7 +40,7 @@ def store(text: str, written: bool = True) -> str | Path:
     """A type for argparse: a folder of runs to write to, or its URL, such as ``s3://bucket/runs``."""
     if "://" not in text:
         return folder(text) if written else Path(text)
-    from .store.place import plain
+    from .store.folder import plain
 
     place = plain(text)
     if isinstance(place, Path):
@@ -49,6 +50,36 @@ def store(text: str, written: bool = True) -> str | Path:
             f"{text}: lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."
         )
     return place
+
+
+def grid_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what the flags of :func:`add_runs` tell ``run_grid``."""
+    options = {"jobs": arguments.jobs, "executor": arguments.on, "resume": arguments.resume}
+    return {**options, "progress": not arguments.json}
+
+
+def run_cells(
+    train: Callable[[Run], None],
+    cells: Iterable[Mapping[str, Any]],
+    arguments: argparse.Namespace,
+    command: str,
+    failed: bool = False,
+    prepare: Callable[[], object] = lambda: None,
+) -> tuple[list[Run], int]:
+    """Run cells as the flags of :func:`add_runs` say, and send them to trackers; return finished runs and exit code.
+
+    Failures go to stderr; with ``failed``, their runs are returned too. ``prepare`` is that of ``run_grid``.
+    """
+    from .store import GridError, run_grid
+    from .trackers import check, tracked
+
+    check(arguments.track)
+    train, options = tracked(train, arguments.track), grid_options(arguments)
+    try:
+        return run_grid(train, cells, arguments.out, prepare=prepare, **options), 0
+    except GridError as error:
+        print(f"counterpoint {command}: {error}", file=sys.stderr)
+        return [run for run in error.runs if failed or run.done], 1
 
 
 def check_runs(places: Sequence[str | Path]) -> None:

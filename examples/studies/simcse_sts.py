@@ -44,7 +44,7 @@ from counterpoint.integrations import report
 from counterpoint.integrations.sentence import data, training
 from counterpoint.integrations.sentence.presets import preset
 from counterpoint.integrations.sentence.settings import SEVEN
-from counterpoint.integrations.store.grid import GridError
+from counterpoint.integrations.store.errors import GridError
 from counterpoint.integrations.store.run import Run
 
 

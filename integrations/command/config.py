@@ -16,7 +16,7 @@ from counterpoint.names import closest
 from counterpoint.plugins.arguments import Parser
 
 from ..domain import domain
-from ..store.secrets import REDACTED
+from ..secrets import REDACTED
 from .table import COMMANDS
 
 FLAG = "--config"
@@ -110,7 +110,7 @@ def _read(file: str, name: str, parser: Parser) -> Line:
 
 def _load(file: str) -> Any:
     """Read JSON, or YAML by the name's ending, at a path or URL; raise ``ValueError`` with the fault in one line."""
-    from ..store.place import plain
+    from ..store.folder import plain
     from ..store.transport import connect
 
     folder, _, name = str(plain(file)).rpartition("/")

@@ -91,7 +91,6 @@ def command(arguments: argparse.Namespace) -> int:
     import torch
 
     from .. import report, store, trackers
-    from ..store.grid import grid_options
 
     trackers.check(arguments.track)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # matrices this small are slower on several threads
@@ -112,7 +111,7 @@ def command(arguments: argparse.Namespace) -> int:
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
     runs: list[Run] = []
     for name, some in grid.items():  # a bar on a terminal, a line elsewhere
-        options, bar = grid_options(arguments), store.track(range(len(some) + 1), name)
+        options, bar = flags.grid_options(arguments), store.track(range(len(some) + 1), name)
         options["progress"] = options["progress"] and (lambda line, bar=bar: line.startswith("[") and next(bar, None))
         runs += store.run_grid(tracked, some, arguments.out / "runs", **options)
         print(f"{name}: {len(some)} runs", file=sys.stderr, flush=True)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import visible
 
 from .. import flags
+from ..secrets import REDACTED
 from ..store.progress import format_numbers
-from ..store.secrets import REDACTED
 from .config import begun_by, recorded
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from counterpoint.names import closest
 
-from ..store.secrets import redacted
+from ..secrets import redacted
 from .settings import HOST, Settings
 
 DOMAIN = "compare"

@@ -29,13 +29,12 @@ from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
 from ..search.grids import GRIDS, changed, grids_of
+from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
-from ..store.grid import prepare
+from ..store.grid import writable
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
-from ..store.secrets import REDACTED, redacted
 from ..store.transport import connect
-from ..trackers.grid import run_cells
 from . import cells
 from .metrics import Metric
 from .running import LOG, NO_SEED, last_lines, read_again, train
@@ -145,7 +144,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return run_cells(run_script, cells, given, "compare", failed=True)[0]
+        return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
@@ -221,7 +220,7 @@ def find_loss(
     What it finds is kept in the store, since the name of a cell depends on it.
     """
     name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
-    shared = connect(prepare(root))  # other machines find the same
+    shared = connect(writable(root))  # other machines find the same
     try:
         data = json.loads(shared.read(name))
     except FileNotFoundError:

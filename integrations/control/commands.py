@@ -42,7 +42,6 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every task, and print the report of these runs."""
     from .. import report
-    from ..trackers.grid import run_cells
     from . import training
 
     cells = [
@@ -51,7 +50,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds)
         for objective in arguments.objective or ["infonce:t=1"]
     ]
-    runs, code = run_cells(training.train, cells, arguments, "train control")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:

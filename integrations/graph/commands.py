@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -44,8 +44,6 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every data set, and print the table beside two baselines that need no training."""
     from .. import report
-    from ..store.grid import Later
-    from ..trackers.grid import run_cells
 
     cells, bare = [], []
     for dataset in arguments.data:
@@ -55,19 +53,24 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             cells += [bag(dataset, seed, **changes), untrained(dataset, seed, **changes)]
             cells += [cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
-    runs, code = run_cells(Later(partial(_training, bare)), cells, arguments, "train graph")
+    runs, code = flags.run_cells(_train, cells, arguments, "train graph", prepare=partial(_prepare, bare))
     report.show(runs, arguments.json)
     return code
 
 
-def _training(cells: Iterable[Mapping[str, Any]]) -> Callable[[Run], None]:
-    """The function that trains a run; imports PyG, and fails on wrong data before any training."""
+def _prepare(cells: Iterable[Mapping[str, Any]]) -> None:
+    """Fail on wrong data before any training."""
     from .data import prepare
-    from .training import train
 
     for arguments in cells:
         prepare(arguments)
-    return train
+
+
+def _train(run: Run) -> None:
+    """Train a run; PyG, whose import takes seconds, is not imported if all runs are done."""
+    from .training import train
+
+    train(run)
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:

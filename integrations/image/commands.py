@@ -76,7 +76,6 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective, and print the table beside the encoder before training."""
     from .. import report
-    from ..trackers.grid import run_cells
     from . import training
     from .data import prepare
 
@@ -92,7 +91,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     training.check(cells)
     if not training.allowed_probes(cells[0], prepare(cells[0])):  # no probe, and without training no loss either
         cells = [cell for cell in cells if cell.get("label") != training.UNTRAINED]
-    runs, code = run_cells(training.train, cells, arguments, "train image")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train image")
     report.show(runs, arguments.json)
     if runs and not arguments.json:
         note = runs[0].details.get("note")

@@ -199,7 +199,7 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
         steps, mean, spread = _band([*map(_series, cell.runs)], key)
         if cell.check is not None or not steps:
             continue  # a row that trains nothing would stretch the axis
-        units += [run.axis for run in cell.runs]
+        units += [str(run.record.get("axis", "step")) for run in cell.runs]
         _, colour, dash = looks[row]
         low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
         axes.plot(steps, mean, color=colour, linestyle=dash, linewidth=1.8, label=fill(row, 66))

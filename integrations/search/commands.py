@@ -133,7 +133,7 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
 def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain, dataset: str) -> Result:
     """Search from one spec on data that is not test data."""
     from .. import store
-    from ..store.grid import GridError, grid_options
+    from ..store.errors import GridError
     from ..store.run import TUNING
     from ..trackers import tracked
 
@@ -148,7 +148,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         return [{**training.cell(dataset, spec, seed, **settings), "purpose": TUNING} for seed in seeds]
 
     def measure(specs: list[str]) -> Scores:
-        options = grid_options(arguments)
+        options = flags.grid_options(arguments)
         try:
             done = store.run_grid(train, [cell for spec in specs for cell in cells(spec)], arguments.out, **options)
         except GridError as error:

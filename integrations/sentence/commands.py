@@ -68,7 +68,6 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective with every seed, and print the table."""
     from .. import report
-    from ..trackers.grid import run_cells
     from .data import prepare
 
     changes = settings(arguments, arguments.data)
@@ -81,7 +80,7 @@ def train_command(arguments: argparse.Namespace) -> int:
         cells += [training.cell(arguments.data, spec, seed, **changes) for spec in specs]
         if cells[0]["dev"] or cells[0]["test"]:
             cells.append(training.untrained(arguments.data, seed, **changes))
-    runs, code = run_cells(training.train, cells, arguments, "train sentence")
+    runs, code = flags.run_cells(training.train, cells, arguments, "train sentence")
     report.show(runs, arguments.json)
     if not arguments.json:
         for run in runs:

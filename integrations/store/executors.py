@@ -10,7 +10,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
@@ -24,7 +24,7 @@ from counterpoint.names import check_known
 LOCAL = "local"
 UNSAFE = re.compile(r"""[\s\x00-\x1f\x7f"'`\\$;#<>]""")
 PATIENCE = 10  # seconds to find a scheduler
-LOOK = 2.0  # seconds between two looks at Slurm's queue
+LOOK = 2  # seconds between two looks at Slurm's queue
 SQUEUE = ("squeue", "--me", "--array", "--noheader", "--format=%i")
 
 TEXTS = ("partition", "account", "qos", "constraint")
@@ -80,6 +80,29 @@ def opened(text: str, root: Path) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _slurm(submitit: Any, place: Place, root: Path) -> Iterator[Any]:
+    from submitit.core.utils import FailedJobError
+    from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+
+    class Queue(SlurmInfoWatcher):  # type: ignore[misc]
+        """Asks ``squeue`` which jobs are left, as some clusters have no ``sacct``."""
+
+        def update(self) -> None:
+            queue = subprocess.run(SQUEUE, capture_output=True, text=True)
+            self._last_status_check = time.time()
+            if not queue.returncode:  # else the controller is away
+                left = queue.stdout.split()
+                self._info_dict = {job: {"State": "PENDING" if job in left else "ENDED"} for job in self._registered}
+
+    @contextmanager
+    def batch() -> Iterator[None]:
+        """Submit all enclosed jobs as one array; raise ``ValueError`` in one line if sbatch refuses."""
+        try:
+            with redirect_stderr(StringIO()), executor.batch():  # submitit prints the lines of the error, too
+                yield
+        except FailedJobError as error:
+            lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
+            raise ValueError(f"--on slurm: {lines[0].strip()}") from None
+
     folder = root.resolve() / ".cluster"  # for what submitit writes
     if not str(folder).isprintable():
         raise ValueError(f"--on slurm: control characters are not allowed in the folder of runs, got {str(root)!r}.")
@@ -88,66 +111,8 @@ def _slurm(submitit: Any, place: Place, root: Path) -> Iterator[Any]:
     except RuntimeError:
         raise ValueError("--on slurm: no Slurm here (srun is not found).") from None
     executor.update_parameters(name="counterpoint", **place.options)
-    yield SlurmExecutor(executor)
-
-
-class SlurmExecutor:
-    """Submits functions through submitit, and asks ``squeue`` what is left, as some clusters have no ``sacct``."""
-
-    def __init__(self, executor: Any) -> None:
-        self.executor = executor
-        self.queue, self.looks, self._looked = set[str](), 0, 0.0
-
-    @contextmanager
-    def batch(self) -> Iterator[None]:
-        """Submit all enclosed jobs as one array; raise ``ValueError`` in one line if sbatch refuses."""
-        from submitit.core.utils import FailedJobError
-
-        try:
-            with redirect_stderr(StringIO()), self.executor.batch():  # submitit prints the lines of the error, too
-                yield
-        except FailedJobError as error:
-            lines = [line for line in str(error).splitlines() if "error:" in line] or str(error).splitlines() or [""]
-            raise ValueError(f"--on slurm: {lines[0].strip()}") from None
-
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> SlurmTask:
-        """Submit a job, an element of the array of ``batch()``."""
-        return SlurmTask(self, self.executor.submit(function, *args))
-
-    def look(self) -> int:
-        """Read the queue, if that was not done just now, and return how often it was read."""
-        if time.monotonic() - self._looked > LOOK:
-            done = subprocess.run(SQUEUE, capture_output=True, text=True)
-            self._looked = time.monotonic()
-            if not done.returncode:  # else the controller is away
-                self.queue, self.looks = {*done.stdout.split()}, self.looks + 1
-        return self.looks
-
-
-class SlurmTask:
-    """A job of Slurm with the methods of a future."""
-
-    def __init__(self, executor: SlurmExecutor, job: Any) -> None:
-        self.executor, self.job = executor, job
-        self.gone = 0  # the first look at which the job was not in the queue
-
-    def done(self) -> bool:
-        """Whether there is a reply, or the job has left the queue; a reply may be seen a little later than that."""
-        looks = self.executor.look()
-        if self.job.paths.result_pickle.exists():
-            return True
-        self.gone = 0 if self.job.job_id in self.executor.queue else self.gone or looks
-        return bool(self.gone) and looks > self.gone + 1
-
-    def result(self) -> Any:
-        """What the function returned; raises if it failed, or if the job was killed."""
-        if not self.job.paths.result_pickle.exists():
-            raise ConnectionError(f"Slurm's job {self.job.job_id} ended without a reply")
-        return self.job.result()
-
-    def cancel(self) -> None:
-        """Cancel the job."""
-        self.job.cancel(check=False)
+    SlurmJob.watcher, SlurmJob._results_timeout_s = Queue(LOOK), 2 * LOOK  # a reply may be seen after the job's end
+    yield SimpleNamespace(submit=executor.submit, batch=batch)
 
 
 @contextmanager

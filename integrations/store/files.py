@@ -99,14 +99,12 @@ def finite(value: Any) -> Any:
 
 
 def is_metrics(line: Any) -> bool:
-    """Return whether this is a line of metrics.jsonl: a step and finite numbers, or None in place of other ones."""
-    if not isinstance(line, dict) or line.get("step") is None:
-        return False
-    numbers = [*line.values()]
-    try:
-        return {*map(type, numbers)} <= {float, int, type(None)} and all(map(math.isfinite, filter(None, numbers)))
-    except OverflowError:  # an integer beyond the range of floats
-        return False
+    """Return whether this is a line of metrics.jsonl: a step and finite numbers, or None in place of other ones.
+
+    Raises ``OverflowError`` for an integer beyond the range of floats.
+    """
+    numbers = [*line.values()] if isinstance(line, dict) and line.get("step") is not None else [""]
+    return {*map(type, numbers)} <= {float, int, type(None)} and all(map(math.isfinite, filter(None, numbers)))
 
 
 def now() -> str:

@@ -1,16 +1,21 @@
-"""The folder of a run: where its files are, and who may write to them.
+"""Stores and the folders of their runs: where files are, and who may write to them.
 
-:class:`RunFolder` is a folder of this machine; where the store is a URL, :class:`.mirror.Mirror` takes its place.
+A store is a folder of this machine, whose runs have a :class:`RunFolder`, or the URL of an object store, whose runs
+have a :class:`.mirror.Mirror`. Nothing here imports fsspec.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from filelock import FileLock, Timeout  # torch itself requires it
 
@@ -21,6 +26,25 @@ T = TypeVar("T")
 AT_ONCE = 32  # records that are read at the same time
 
 
+def plain(place: str | Path) -> str | Path:
+    """Return a URL without a slash at its end, and everything else as a path; ``file://`` is a folder as any other."""
+    scheme, separator, rest = str(place).partition("://")
+    if isinstance(place, Path) or not separator or scheme == "hf":
+        return Path(place)
+    if scheme == "file":
+        return Path(url2pathname(urlsplit(place).path))
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def local(place: str | Path) -> Path:
+    """Return the folder of this machine for a store that is a URL; a folder is its own."""
+    place = plain(place)
+    if isinstance(place, Path):
+        return place
+    root = os.environ.get("COUNTERPOINT_CACHE") or Path.home() / ".cache" / "counterpoint"
+    return Path(root).absolute() / "stores" / hashlib.sha256(place.encode()).hexdigest()[:16]
+
+
 class RunFolder:
     """A run's folder on this machine."""
 
@@ -28,15 +52,12 @@ class RunFolder:
     name: str  # the run's folder in it, such as ``graph/MUTAG/infonce-1a2b3c4d/seed0``
     root: Path  # of all runs, on this machine
     path: Path  # of this run, on this machine
+    address: str  # the path or the URL of this run
 
-    def __init__(self, store: Path, name: str) -> None:
+    def __init__(self, store: Path, name: str, path: Path | None = None) -> None:
         self.store = self.root = store
-        self.name, self.path = name, store / name
-
-    @property
-    def address(self) -> str:
-        """The path or the URL of the folder."""
-        return str(self.path)
+        self.name, self.path = name, path or store / name
+        self.address = str(self.path)
 
     def record(self) -> bytes | None:
         """Return the content of run.json, None if there is none."""
@@ -54,13 +75,11 @@ class RunFolder:
     @property
     def busy(self) -> bool:
         """Whether another process holds the folder; False if it cannot be written to."""
-        with suppress(OSError):
-            try:
-                with self.held():
-                    pass
-            except BusyError:
-                return True
-        return False
+        try:
+            with self.held():
+                return False
+        except (BusyError, OSError) as error:
+            return isinstance(error, BusyError)
 
     @contextmanager
     def held(self, fresh: bool = False) -> Iterator[None]:

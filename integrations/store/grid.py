@@ -4,46 +4,33 @@ from __future__ import annotations
 
 import os
 import time
-from argparse import Namespace
 from collections.abc import Callable, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import executors
-from .errors import GridError
+from .errors import BusyError, GridError
 from .executors import LOCAL
-from .folder import at_once
-from .place import plain
+from .folder import at_once, plain
 from .progress import format_numbers, print_line
 from .run import Run
-from .worker import Outcome, attempt
+from .worker import Outcome, attempt, pack
 
 if TYPE_CHECKING:
     from .remote import Submits
-
-__all__ = ["GridError", "Later", "run_grid"]
 
 POLL = 2.0  # seconds between two looks at the runs of other processes
 
 SHOWN = 4  # failures named in an error message
 
 
-class Later(NamedTuple):
-    """A training function whose frameworks are imported when the first run is to be trained, and not if all are done.
-
-    ``load`` returns the function, or raises what is wrong with its data.
-    """
-
-    load: Callable[[], Callable[[Run], None]]
-
-
 def run_grid(
-    train: Callable[[Run], None] | Later,
+    train: Callable[[Run], None],
     cells: Iterable[Mapping[str, Any]],
     root: str | Path,
     *,
@@ -51,6 +38,7 @@ def run_grid(
     executor: Submits | str | None = None,
     resume: bool = True,
     progress: bool | Callable[[str], object] = True,
+    prepare: Callable[[], object] = lambda: None,
 ) -> list[Run]:
     """Train every cell that is not done yet, and return the runs of all cells.
 
@@ -66,12 +54,13 @@ def run_grid(
             number of threads, sums may be rounded differently.
         executor: where to train instead: any :class:`concurrent.futures.Executor`, executor of submitit, or place of
             ``--on`` (``slurm:partition=gpu``), whose workers see ``root`` under the same path.
-        resume: if False, train every cell again and delete what its folder contains.
+        resume: if False, first delete the runs of all cells, except those that another process is training.
         progress: show progress on stderr, or call this with each line about an ended run.
+        prepare: called before the first run is trained, and not if all are done; may raise errors of the data.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
-    root = prepare(root)
+    root = writable(root)
     requested = at_once(partial(Run, root), cells)
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
@@ -81,9 +70,9 @@ def run_grid(
     if count:
         report(f"{count} of {len(runs)} runs are done already")
     try:
+        if pending:
+            prepare()
         while pending:
-            if isinstance(train, Later):
-                train = train.load()
             busy = []
             with closing(_train(train, pending, jobs, executor, resume, progress is True)) as outcomes:
                 for run, outcome in outcomes:
@@ -100,7 +89,7 @@ def run_grid(
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.folder.busy for run in busy):
                 time.sleep(POLL)
-            pending = busy
+            pending, resume = busy, True
     except KeyboardInterrupt:
         message = f"stopped; {count} of {len(runs)} runs have ended; the same command resumes"
         raise KeyboardInterrupt(message) from None
@@ -114,7 +103,7 @@ def run_grid(
     return requested
 
 
-def prepare(place: str | Path) -> str | Path:
+def writable(place: str | Path) -> str | Path:
     """Make the folder of all runs, or check that the store can be written to; return its plain name."""
     place = plain(place)
     if isinstance(place, Path):
@@ -126,28 +115,24 @@ def prepare(place: str | Path) -> str | Path:
     return place
 
 
-def grid_options(arguments: Namespace) -> dict[str, Any]:
-    """Return what the flags of a command tell :func:`run_grid`."""
-    options = {"jobs": arguments.jobs, "executor": arguments.on, "resume": arguments.resume}
-    return {**options, "progress": not arguments.json}
-
-
 def _train(
-    train: Callable[[Run], None],
-    runs: list[Run],
-    jobs: int,
-    executor: Submits | str | None,
-    resume: bool,
-    progress: bool,
+    train: Callable[[Run], None], runs: list[Run], jobs: int, executor: Submits | str | None, resume: bool, bars: bool
 ) -> Generator[tuple[Run, Outcome], None, None]:
-    """Yield each run with its outcome."""
+    """Yield each run with its outcome; unless ``resume``, delete the runs as soon as they can be trained."""
+
+    def empty() -> None:
+        for run in () if resume else runs:
+            with suppress(BusyError), run.lock(fresh=True):  # else another process is training it
+                pass
+
     local = executor in (None, LOCAL)
     if local and (jobs == 1 or len(runs) == 1):
-        for run in runs:
-            yield run, attempt(train, run, resume, progress)
+        empty()
+        yield from ((run, attempt(train, run, bars)) for run in runs)
         return
     from .remote import train_on
 
+    setup = pack(train, bars)
     opened: AbstractContextManager[Any] = nullcontext(executor)
     variables = {}
     if local:
@@ -156,4 +141,5 @@ def _train(
     elif isinstance(executor, str):
         opened = executors.opened(executor, runs[0].folder.root)
     with opened as there:
-        yield from train_on(there, train, runs, resume, progress, **variables)
+        empty()
+        yield from train_on(there, setup, runs, bars, **variables)

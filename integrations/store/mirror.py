@@ -16,9 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from .errors import BusyError
-from .folder import RunFolder
+from .folder import RunFolder, local
 from .lease import Lease
-from .place import local
 from .transport import connect, local_path
 
 UNSENT = "work"  # folder of a run
@@ -37,15 +36,11 @@ class Mirror(RunFolder):
     """A run's folder in a store that is a URL, and its copy on this machine."""
 
     def __init__(self, store: str, name: str) -> None:
-        self.store, self.name = store, name
+        self.store, self.name, self.address = store, name, f"{store}/{name}"
         self.root = Path(_read(store).name)
         self.path = local_path(self.root, name)
         self._lease: Lease | None = None  # while this process trains the run
         self._sent: dict[str, tuple[int, int, int]] = {}
-
-    @property
-    def address(self) -> str:
-        return f"{self.store}/{self.name}"
 
     def record(self) -> bytes | None:
         with suppress(FileNotFoundError):
@@ -109,12 +104,3 @@ class Mirror(RunFolder):
 def _state(path: Path) -> tuple[int, int, int]:
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
-
-
-def find(url: str) -> list[str]:
-    """Return the URLs of the runs at and below a URL."""
-    url = url.removesuffix("/run.json")
-    names = sorted(name for name in connect(url).list() if f"/{name}".endswith("/run.json"))
-    if not names:
-        raise ValueError(f"no runs in {url}: no folder there has a run.json.")
-    return [f"{url}/{name}".removesuffix("/run.json") for name in names]

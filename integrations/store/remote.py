@@ -20,7 +20,7 @@ from .errors import BusyError, StoreError
 from .progress import print_line
 from .run import Run
 from .transport import connect
-from .worker import Outcome, Worker, pack
+from .worker import Outcome, Worker
 
 ATTEMPTS = 3  # how often in a row a run may be lost without a new checkpoint
 POLL = 0.2  # seconds between two looks at the tasks
@@ -41,17 +41,17 @@ class Submits(Protocol):
 
 
 def train_on(
-    executor: Submits, train: Callable[[Run], None], runs: list[Run], resume: bool, progress: bool, **variables: str
+    executor: Submits, setup: bytes, runs: list[Run], progress: bool, **variables: str
 ) -> Generator[tuple[Run, Outcome], None, None]:
     """Train each run as a task; yield each run with its outcome, in the order in which they end.
 
+    ``setup`` is of :func:`.worker.pack`.
     A task that is lost, with its worker or to pre-emption, is submitted again and resumes from the last checkpoint.
     Closing the generator cancels the tasks; those in progress notice it within seconds, and save their work.
     ``variables`` are of the environment in which tasks train, beside those of their worker.
     """
-    setup = pack(train, progress)
     losses = {run.address: 0 for run in runs}
-    tasks: list[tuple[Run, Any, float]] = []
+    pending, tasks = runs, list[tuple[Run, Any, float]]()
     store = runs[0].folder.store
     root = str(store.resolve()) if isinstance(store, Path) else store  # as every machine finds it
     token = f".grid-{uuid.uuid4().hex[:12]}"  # a file that is there as long as the tasks are wanted
@@ -61,8 +61,6 @@ def train_on(
 
     try:
         connect(root).create(token, b"")
-        pending = [run for run in runs if resume or _empty(run)]
-        yield from ((run, Outcome(busy=True)) for run in runs if run not in pending)
         while tasks or pending:
             with getattr(executor, "batch", nullcontext)() if pending else nullcontext():
                 tasks += map(submit, pending)
@@ -92,15 +90,6 @@ def train_on(
             with suppress(Exception):  # of any library; without the token, they end
                 task.cancel()
         connect(root).write(token, None)
-
-
-def _empty(run: Run) -> bool:
-    """Empty the folder of a run; return False if another process is training it."""
-    try:
-        with run.lock(fresh=True):
-            return True
-    except BusyError:
-        return False
 
 
 def _saved(run: Run) -> float:

@@ -17,17 +17,18 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import torch
 
+from counterpoint.install import install
 from counterpoint.names import visible
 
+from ..secrets import redacted
 from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
 from .errors import DamagedError, StoreError
 from .files import as_json, atomic, finite, is_metrics, load_checked, now, signature, signed
-from .folder import RunFolder, at_once
-from .place import plain
+from .folder import RunFolder, at_once, plain
 from .progress import Item, track
 from .reproduce import versions
-from .secrets import redacted
 
+PUBLISHED = ("run.json", "config.json", "model.safetensors")  # files of a run on the hub
 TUNING = "tuning"  # ``purpose`` of the cells of ``counterpoint tune``
 
 
@@ -55,6 +56,7 @@ class Run:
     """
 
     arguments: dict[str, Any]
+    address: str  # the path or the URL of its folder
     record: dict[str, Any]  # what run.json holds, empty for a new run
 
     def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
@@ -66,12 +68,12 @@ class Run:
             warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
 
     @classmethod
-    def read(cls, path: str | Path | Run) -> Run:
+    def read(cls, place: str | Path | RunFolder | Run) -> Run:
         """Open the run in a folder or at a URL for reading; a run is returned as it is."""
-        if isinstance(path, Run):
-            return path
+        if isinstance(place, Run):
+            return place
         run = cls.__new__(cls)
-        run._reset(_folder_at(path))
+        run._reset(place if isinstance(place, RunFolder) else _folder_at(place))
         run.refresh()
         if not run.record:
             raise ValueError(f"{run.address}: no run there (it has no run.json).")
@@ -79,7 +81,7 @@ class Run:
         return run
 
     def _reset(self, folder: RunFolder) -> None:
-        self.folder, self.record = folder, {}
+        self.folder, self.address, self.record = folder, folder.address, {}
         self.progress = False
         self.listener: Listener | None = None
         self._writable = False
@@ -92,11 +94,6 @@ class Run:
     def path(self) -> Path:
         """The folder of the run on this machine."""
         return self.folder.path
-
-    @property
-    def address(self) -> str:
-        """The folder or the URL of the run."""
-        return self.folder.address
 
     def file(self, name: str) -> Path:
         """Return the path of a file or folder of the run, which need not exist; fetched if the store is a URL."""
@@ -132,11 +129,6 @@ class Run:
         """What :meth:`finish` stored beside the headline numbers."""
         return self.record.get("details") or {}
 
-    @property
-    def axis(self) -> str:
-        """What the steps of metrics.jsonl count; see :meth:`counts`."""
-        return str(self.record.get("axis", "step"))
-
     def flat(self) -> dict[str, Any]:
         """Return name, arguments, results and folder in one dict, for programs."""
         return {"name": self.name, **self.arguments, **(self.result or {}), "folder": self.address}
@@ -165,11 +157,9 @@ class Run:
             texts = path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
-        except OSError as error:
-            raise DamagedError(f"{path}: not readable: {error}") from None
         lines, damaged = list[dict[str, float]](), list[str]()
         for number, text in enumerate(texts, 1):
-            with suppress(ValueError, RecursionError):
+            with suppress(OverflowError, RecursionError, ValueError):
                 if is_metrics(line := json.loads(text)):
                     lines.append(_with_nan(line))
                     continue
@@ -371,9 +361,8 @@ def _with_nan(numbers: Mapping[str, float | None]) -> dict[str, float]:
 
 
 def _folder(store: str | Path, name: str) -> RunFolder:
-    """Return the folder of a run in a store, which is a folder or a URL."""
-    store = plain(store)
-    if isinstance(store, Path):
+    """Return the folder of a run in a store."""
+    if isinstance(store := plain(store), Path):
         return RunFolder(store, name)
     from .mirror import Mirror
 
@@ -382,42 +371,63 @@ def _folder(store: str | Path, name: str) -> RunFolder:
 
 def _folder_at(place: str | Path) -> RunFolder:
     """Return the folder of a run from its own path or URL, which ends with DOMAIN/DATASET/NAME/SEED."""
-    place = plain(place)
-    if isinstance(place, Path):
+    if isinstance(place := plain(place), Path):
         root = (place / "../../../..").resolve()
-        folder = RunFolder(root, place.resolve().relative_to(root).as_posix())
-        folder.path = place
-        return folder
+        return RunFolder(root, place.resolve().relative_to(root).as_posix(), place)
     store, *parts = place.rsplit("/", 4)
     if len(parts) < 4 or store.endswith("/"):
         raise ValueError(f"{place}: no run there; expected STORE/DOMAIN/DATASET/NAME/SEED.")
     return _folder(store, "/".join(parts))
 
 
-def find_runs(folders: str | Path | Iterable[str | Path]) -> list[Run]:
+def _fetch(reference: str) -> Path:
+    """Return the folder of a run that ``counterpoint push`` wrote to the hub: ``hf://owner/name``, or ``...@revision``.
+
+    Only the files that are needed to read it are fetched, so that nothing is unpickled. Raises ``ValueError`` if there
+    is none of that name, or no answer.
+    """
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ImportError(f"{reference} needs huggingface_hub: {install('hub')}") from error
+
+    name, _, revision = reference.removeprefix("hf://").partition("@")
+    try:
+        folder = Path(snapshot_download(name, revision=revision or None, allow_patterns=list(PUBLISHED)))
+    except (OSError, ValueError) as error:  # those of the hub are among these
+        raise ValueError(f"{reference}: cannot be fetched ({str(error).strip().partition(chr(10))[0]})") from error
+    if missing := [file for file in PUBLISHED if not (folder / file).is_file()]:
+        raise ValueError(f"{reference}: no run that counterpoint push wrote; it lacks {', '.join(missing)}")
+    return folder
+
+
+def _folders_in(place: str | Path) -> dict[object, RunFolder]:
+    """Return the folders of the runs in and below a folder, at a URL, or on the hub, each by its resolved place."""
+    if isinstance(place := _fetch(str(place)) if str(place).startswith("hf://") else plain(place), Path):
+        if not place.is_dir():
+            raise ValueError(f"{place}: no such folder.")
+        return {path.resolve(): _folder_at(path.parent) for path in sorted(place.rglob("run.json"))}
+    from .transport import connect
+
+    url = place.removesuffix("/run.json")
+    names = sorted(name for name in connect(url).list() if f"/{name}".endswith("/run.json"))
+    if not names:
+        raise ValueError(f"no runs in {url}: no folder there has a run.json.")
+    folders = [_folder_at(f"{url}/{name}".removesuffix("/run.json")) for name in names]
+    return {folder.address: folder for folder in folders}
+
+
+def find_runs(places: str | Path | Iterable[str | Path]) -> list[Run]:
     """Return the runs in and below these folders or URLs, or on the hub, finished or not, sorted by path."""
-    places: dict[object, str | Path] = {}
-    for place in [folders] if isinstance(folders, (str, Path)) else folders:
-        if str(place).startswith("hf://"):
-            from .published import fetch
+    folders: dict[object, RunFolder] = {}
+    for place in [places] if isinstance(places, (str, Path)) else places:
+        folders |= _folders_in(place)
 
-            folder: str | Path = fetch(str(place))
-        else:
-            folder = plain(place)
-        if isinstance(folder, str):
-            from .mirror import find
-
-            places |= {url: url for url in find(folder)}
-        elif not folder.is_dir():
-            raise ValueError(f"{folder}: no such folder.")
-        else:
-            places |= {path.resolve(): path.parent for path in sorted(folder.rglob("run.json"))}
-
-    def read(place: str | Path) -> Run | None:
+    def read(folder: RunFolder) -> Run | None:
         try:
-            return Run.read(place)
+            return Run.read(folder)
         except DamagedError as error:
             warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=1)
             return None
 
-    return [run for run in at_once(read, places.values()) if run is not None]
+    return [run for run in at_once(read, folders.values()) if run is not None]

@@ -20,7 +20,7 @@ import fsspec
 from counterpoint.install import install
 
 from .errors import StoreError
-from .place import plain
+from .folder import plain
 
 EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}  # of this package, by scheme
 

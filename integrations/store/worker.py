@@ -51,10 +51,10 @@ class Outcome(NamedTuple):
     error: str = ""
 
 
-def attempt(train: Callable[[Run], None], run: Run, resume: bool, progress: bool) -> Outcome:
+def attempt(train: Callable[[Run], None], run: Run, progress: bool) -> Outcome:
     """Train a run in this process, unless it is done or another process trains it, and record how that ended."""
     try:
-        with run.lock(fresh=not resume):
+        with run.lock():
             if run.done:  # by another process, since the grid was read
                 return Outcome()
             try:
@@ -162,5 +162,5 @@ def main(requests: BinaryIO, replies: BinaryIO) -> None:
     with plain_warnings(), suppress(BrokenPipeError, KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # from now on training cleans up
         while True:
-            pickle.dump(attempt(train, Run(*cells.get()), True, progress), replies)
+            pickle.dump(attempt(train, Run(*cells.get()), progress), replies)
             replies.flush()

@@ -14,7 +14,7 @@ from counterpoint.install import install
 from counterpoint.names import check_known
 
 from ..store.cell import dataset_name
-from ..store.place import local
+from ..store.folder import local
 from ..store.run import Run
 from .backends import BACKENDS, Subject, Tracker
 

@@ -18,7 +18,7 @@ from counterpoint.install import install
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.table import COMMANDS
-from counterpoint.integrations.store.grid import GridError
+from counterpoint.integrations.store.errors import GridError
 
 
 def run(capsys, *words):

@@ -13,7 +13,7 @@ import counterpoint as cp
 from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.domain import about, default, defaults, domain
-from counterpoint.integrations.store.grid import GridError
+from counterpoint.integrations.store.errors import GridError
 
 TRAINING = {
     "--objective",

@@ -289,7 +289,7 @@ def test_the_official_protocol_takes_the_last_epoch_and_says_what_choosing_would
     assert set(looks) == {10, 20, 21}
     assert run.result == {"accuracy": looks[21], "best look": max(looks.values())}
     assert run.details["epoch"] == 21
-    assert run.axis == "epoch"
+    assert run.record["axis"] == "epoch"
     assert sum(run.details["folds"]) / 3 == pytest.approx(run.result["accuracy"])
 
 

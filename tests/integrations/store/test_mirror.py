@@ -135,7 +135,7 @@ def test_a_run_that_another_process_took_over_is_left_to_it(url, tmp_path, monke
         run.log(2, loss=2.0)
         run.save({"late": True}, 2)
 
-    outcome = attempt(train, store.Run(url, CELL), resume=True, progress=False)
+    outcome = attempt(train, store.Run(url, CELL), progress=False)
     assert outcome.busy
     assert "another process has taken over this run" in capsys.readouterr().err
     assert store.Run(url, CELL).load()["step"] == 1

@@ -13,7 +13,7 @@ import pytest
 import toy_grid
 
 from counterpoint.integrations import store
-from counterpoint.integrations.store import remote
+from counterpoint.integrations.store import grid, remote
 
 FEW = toy_grid.cells(1)
 quietly = partial(store.run_grid, progress=False)
@@ -86,8 +86,8 @@ def test_what_is_done_is_not_submitted(tmp_path):
 def test_what_another_process_trains_is_not_emptied(tmp_path):
     (run,) = quietly(toy_grid.train, FEW[:1], tmp_path)
     with run.lock():
-        (first,) = remote.train_on(Unreachable(), toy_grid.train, [store.Run(tmp_path, FEW[0])], False, False)
-    assert first[1].busy
+        ((_, outcome),) = grid._train(toy_grid.train, [store.Run(tmp_path, FEW[0])], 1, None, False, False)
+    assert outcome.busy
     assert store.Run(tmp_path, FEW[0]).done
 
 

@@ -40,7 +40,6 @@ from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import files, grid, progress, reproduce
 from counterpoint.integrations.store.cell import REQUIRED, row_name
-from counterpoint.integrations.trackers.grid import run_cells
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
 SCRIPT = Path(toy_grid.__file__)
@@ -288,12 +287,12 @@ def test_a_failing_cell_stops_no_other(tmp_path, capsys):
     assert not (bad.path / "error.txt").exists()
 
 
-def test_a_function_to_import_later_is_imported_once_and_only_for_runs_to_train(tmp_path):
-    cells, loads = [CELL | {"seed": seed} for seed in (0, 1)], []
-    later = store.grid.Later(lambda: loads.append(1) or constant)
+def test_a_grid_is_prepared_once_and_only_if_there_are_runs_to_train(tmp_path):
+    cells, calls = [CELL | {"seed": seed} for seed in (0, 1)], []
     for _ in range(2):
-        assert [run.result for run in quietly(later, cells, tmp_path)] == [{"seed": 0}, {"seed": 1}]
-        assert len(loads) == 1
+        runs = quietly(constant, cells, tmp_path, prepare=lambda: calls.append(1))
+        assert [run.result for run in runs] == [{"seed": 0}, {"seed": 1}]
+        assert len(calls) == 1
 
 
 def test_a_command_shows_what_others_found(tmp_path, capsys):
@@ -305,13 +304,13 @@ def test_a_command_shows_what_others_found(tmp_path, capsys):
     parser = argparse.ArgumentParser()
     flags.add_arguments(parser, "infonce")
     given = parser.parse_args(["--out", str(tmp_path), "--json"])
-    runs, code = run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
+    runs, code = flags.run_cells(train, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.flat() for run in runs]) == (
         1,
         [runs[0].arguments | {"name": runs[0].name, "seed": 1, "folder": str(runs[0].path)}],
     )
     assert "counterpoint train graph: 1 of 2 runs failed" in capsys.readouterr().err
-    runs, code = run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
+    runs, code = flags.run_cells(constant, [CELL | {"seed": seed} for seed in (0, 1)], given, "train graph")
     assert (code, [run.result for run in runs]) == (0, [{"seed": 0}, {"seed": 1}])
 
 

@@ -11,7 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from counterpoint.integrations.store.errors import StoreError
-from counterpoint.integrations.store.place import is_url, plain
+from counterpoint.integrations.store.folder import plain
 from counterpoint.integrations.store.transport import Transport, connect
 
 
@@ -39,7 +39,7 @@ def test_places(place, expected):
 
 @pytest.mark.parametrize("place", ["hf://owner/name", "file:///a", "runs", Path("runs")])
 def test_no_url(place):
-    assert not is_url(place)
+    assert isinstance(plain(place), Path)
 
 
 @pytest.mark.parametrize("kind", ["folder", "memory", "local"])

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from counterpoint.integrations.store.secrets import redacted
+from counterpoint.integrations.secrets import redacted
 
 RANDOM = "a1b2c3d4e5f6a7b8c9d0"
 
