@@ -50,9 +50,17 @@ class Chunk(TileNegatives):
         block: the anchors' block.
         rows: the chunk's anchors among all.
         workspaces: buffers that chunks reuse, for each reduction of a chunk.
+        d_right: to which the gradient of the keys through a matrix is added.
     """
 
-    def __init__(self, whole: TileNegatives, block: Block, rows: slice, workspaces: list[Workspace]) -> None:
+    def __init__(
+        self,
+        whole: TileNegatives,
+        block: Block,
+        rows: slice,
+        workspaces: list[Workspace],
+        d_right: Tensor | None = None,
+    ) -> None:
         first = block.rows.start
         local, limits = slice(rows.start - first, rows.stop - first), block.mask.limits
         left = block.left.detach()[local].requires_grad_(block.left.requires_grad)
@@ -64,7 +72,7 @@ class Chunk(TileNegatives):
         self.valid = rows_of(whole.valid, rows)
         if block.guide is not None:
             self.guide = TileNegatives([(block.guide[0][local], block.guide[1])])
-        self.calls = 0
+        self.calls, self.d_right = 0, d_right
 
     def shape(self, functions: Functions) -> tuple[int, int]:
         if self.tile is not None:
@@ -81,19 +89,25 @@ class Chunk(TileNegatives):
         self.calls += 1
         return self.workspaces[self.calls - 1]
 
+    def once(self) -> tuple[Any, ...]:
+        workspace = self.workspace()
+        return () if workspace is None else (workspace, self.d_right)
+
     def check_left(self, left: Value) -> None:
         if isinstance(left, Tensor) and checks.wanted(left) and bool((left <= 0).any()):
             super().check_left(self.whole.count)  # the message names rows of the batch
 
 
-def chunks_of(neg: TileNegatives) -> Iterator[tuple[slice, Chunk, Block]]:
-    """Yield all anchors, a chunk of one block after the other, with their negatives."""
+def chunks_of(
+    neg: TileNegatives, gradient_of: Callable[[Tensor], Tensor | None]
+) -> Iterator[tuple[slice, Chunk, Block]]:
+    """Yield all anchors, a chunk of one block after the other, with their negatives; ``gradient_of`` the keys."""
     workspaces: list[Workspace] = []
     for block in neg.blocks():
         size = rows_of_chunk(block.left.device.type, len(block.left), *block.right.shape)
         for first in range(block.rows.start, block.rows.stop, size):
             rows = slice(first, min(first + size, block.rows.stop))
-            yield rows, Chunk(neg, block, rows, workspaces), block
+            yield rows, Chunk(neg, block, rows, workspaces, gradient_of(block.right)), block
 
 
 def loss_in_chunks(
@@ -116,7 +130,11 @@ def loss_in_chunks(
     trained = [x for x in parameters if x.requires_grad]
     sums: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor with its gradient
     total: Tensor | None = None
-    for rows, chunk, block in chunks_of(neg):
+
+    def gradient_of(x: Tensor) -> Tensor | None:
+        return sums.setdefault(id(x), (x, torch.zeros_like(x)))[1] if x.requires_grad else None
+
+    for rows, chunk, block in chunks_of(neg, gradient_of):
         # 1. the loss, as a function of the chunk's own copies
         leaves = [x.detach()[rows].requires_grad_(x.requires_grad) for x in tensors]
         with torch.enable_grad():
@@ -133,8 +151,8 @@ def loss_in_chunks(
         # 2. its gradients, added to those of the whole batch
         found = torch.autograd.grad(part, wanted, allow_unused=True, retain_graph=True) if part.requires_grad else ()
         for (_, x, place), g in zip(copies, found, strict=False):
-            if g is not None:
-                sums.setdefault(id(x), (x, torch.zeros_like(x)))[1][place] += g
+            if g is not None and (sum_of := gradient_of(x)) is not None:
+                sum_of[place] += g
     assert total is not None
     return _Differentiated.apply(total, [g for _, g in sums.values()], *(x for x, _ in sums.values()))  # type: ignore[no-any-return]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from .. import checks
 from ..values import Value
 from .distributed import ProcessGroup
-from .mask import LOG2E, Mask
+from .mask import LOG2E, Mask, Workspace
 from .quadratic import Quadratics, is_zero
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
@@ -81,27 +81,30 @@ class Negatives(ABC):
         """Return the smallest similarity."""
 
     @torch.no_grad()
-    def moments(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def moments(self, b: Tensor, top: Tensor, order: int = 3) -> tuple[Tensor, ...]:
         """Describe the distribution ``Q ~ e^{b s}`` over an anchor's negatives, without gradient.
 
         Args:
             b: ``(anchors, 1)``, at least 0.
             top: the largest similarities; all results are of ``s - top``.
+            order: of the last moment, 3 or 4.
 
         Returns:
-            ``log mean_j e^{b s_j}``, and mean, variance and third central moment under ``Q``, ``(anchors, 1)`` each.
+            ``log mean_j e^{b s_j}``, and mean, variance and further central moments under ``Q``, ``(anchors, 1)`` each.
         """
-        total, first, second, third = self._powers(b, top)
-        mean, square = first / total, second / total
-        return total.log(), mean, square - mean**2, third / total - 3 * mean * square + 2 * mean**3
+        total, *powers = self._powers(b, top, order)
+        mean, square, cube, *fourth = (x / total for x in powers)
+        central = [square - mean**2, cube - 3 * mean * square + 2 * mean**3]
+        central += [x - 4 * mean * cube + 6 * mean**2 * square - 3 * mean**4 for x in fourth]
+        return total.log(), mean, *central
 
-    def _powers(self, b: Tensor, top: Tensor) -> tuple[Tensor, ...]:
-        """Compute ``mean_j e^{b x_j} x_j^n`` of ``x = s - top``, for ``n`` from 0 to 3."""
+    def _powers(self, b: Tensor, top: Tensor, order: int) -> Sequence[Tensor]:
+        """Compute ``mean_j e^{b x_j} x_j^n`` of ``x = s - top``, for ``n`` from 0 to ``order``."""
 
         def powers(s: Tensor, b: Tensor, m: Tensor) -> tuple[Tensor, ...]:
             x = s - m
             w = (b * x).clamp(min=LOWEST).exp()
-            return w, w * x, w * x**2, w * x**3
+            return w, *(w * x**n for n in range(1, order + 1))
 
         return self.mean(powers, b, top)  # type: ignore[no-any-return]
 
@@ -149,19 +152,33 @@ class Negatives(ABC):
 
 
 class Product(torch.autograd.Function):
-    """The inner products of the rows of two matrices, whose gradient is exact even under autocast."""
+    """The inner products of the rows of two matrices, whose gradient is exact even under autocast.
+
+    Args:
+        left, right: ``(n, width)`` and ``(N, width)``.
+        workspace: buffers of the result, which is then differentiated once at most.
+        d_right: to which the gradient of ``right`` is added, instead of returning it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, left: Tensor, right: Tensor, workspace: Workspace | None = None, d_right: Tensor | None = None
+    ) -> Tensor:
         ctx.save_for_backward(left, right)
-        return left @ right.T
+        ctx.d_right = d_right
+        if workspace is None:
+            return left @ right.T
+        return torch.mm(left, right.T, out=workspace("scores", (len(left), len(right)))).detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         left, right = ctx.saved_tensors
         with checks.exact(gradient.device):
             d_left = gradient @ right if ctx.needs_input_grad[0] else None
-            return d_left, gradient.T @ left if ctx.needs_input_grad[1] else None
+            if ctx.d_right is None:
+                return d_left, gradient.T @ left if ctx.needs_input_grad[1] else None, None, None
+            ctx.d_right.addmm_(gradient.T, left)
+            return d_left, None, None, None
 
 
 class MatrixLogSumExp(torch.autograd.Function):
@@ -221,7 +238,8 @@ class MatrixNegatives(Negatives):
     ) -> None:
         self.scores = scores
         self.skip, self.drop, self.log_weight = skip, drop, log_weight
-        self._shifted: tuple[Tensor, Tensor, Tensor] | None = None
+        self.workspace: Workspace | None = None
+        self._buffers = 0
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:
@@ -230,16 +248,23 @@ class MatrixNegatives(Negatives):
             self.count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
 
     @staticmethod
-    def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False) -> MatrixNegatives:
-        """Materialize the similarities of embeddings; see :class:`counterpoint.engine.tiles.TileNegatives`."""
+    def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, *once: Any) -> MatrixNegatives:
+        """Materialize the similarities of embeddings; see :class:`counterpoint.engine.tiles.TileNegatives`.
+
+        Args:
+            blocks, mask, both: as there.
+            once: further arguments of :class:`Product`, if the similarities are differentiated at most once.
+        """
         matrices, masks = [], []
         for left, right in blocks:
-            matrix = left @ right.T if checks.traced() else Product.apply(left, right)
+            matrix = left @ right.T if checks.traced() else Product.apply(left, right, *once)
             matrices += [matrix, matrix.T] if both else [matrix]
             masks += [mask, mask.transposed()] if both else [mask]
         excluded = [mask.of_matrix(matrix) for mask, matrix in zip(masks, matrices, strict=True)]
         skip, drop, weight = (concatenated([parts[i] for parts in excluded]) for i in range(3))
-        return MatrixNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
+        found = MatrixNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
+        found.workspace = once[0] if once else None
+        return found
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> MatrixNegatives:
         s = self.scores.detach() if guide is None else matrix_of(guide.materialized())
@@ -301,30 +326,39 @@ class MatrixNegatives(Negatives):
             lambda x, rows: self.masked(x, math.inf, rows).amin(1, keepdim=True), lambda s: s, ()
         )
 
-    def _powers(self, b: Tensor, top: Tensor) -> tuple[Tensor, ...]:
-        if self.log_weight is not None or not checks.wanted(self.scores):
-            return super()._powers(b, top)
-        # in place; a block's passes share their buffers
-        buffers = self._shifted
-        if buffers is None or buffers[0] is not top:
-            buffers = top, (self.scores - top).detach(), torch.empty_like(self.scores)
-        _, x, w = buffers
-        if w.numel() <= 4 * BLOCK:
-            self._shifted = buffers
-        if bool(b.any()):
-            torch.mul(x, b.detach(), out=w).clamp_(min=LOWEST).exp_()
-            self.exclude_(w, value=0.0)
-            sums = [w.sum(1, keepdim=True) / self.count]
-        else:  # the moments of all negatives need no exponentials
-            self.exclude_(w.fill_(1), value=0.0)
-            sums = [torch.ones_like(top)]
-        for _ in range(3):
-            sums.append(w.mul_(x).sum(1, keepdim=True) / self.count)
-        return tuple(sums)
+    def _powers(self, b: Tensor, top: Tensor, order: int) -> Sequence[Tensor]:
+        if not checks.wanted(self.scores):
+            return super()._powers(b, top, order)
+        flat, sums, workspace = not bool(b.any()), [], self.workspace or Workspace(self.scores)
+        for rows, block in self._blocks(2 * BLOCK):  # in place, in two buffers that stay in the cache
+            x = torch.sub(block.detach(), of_rows(top, rows), out=workspace("x", block.shape))
+            buffer = workspace("w", block.shape)
+            if flat and self.log_weight is None:  # the moments of all negatives need no exponentials
+                self.exclude_(x, rows, 0.0)
+                count = of_rows(self.count, rows) if isinstance(self.count, Tensor) else self.count
+                w, found = x, [torch.ones_like(top[: len(x)]) * count, x.sum(1, keepdim=True)]
+            else:
+                w = torch.mul(x, of_rows(b, rows), out=buffer).clamp_(min=LOWEST).exp_()
+                if self.log_weight is not None:
+                    w.mul_(of_rows(self.log_weight, rows).exp())
+                self.exclude_(w, rows, 0.0)
+                found = [w.sum(1, keepdim=True)]
+            while len(found) <= order:
+                w = torch.mul(w, x, out=buffer)
+                found.append(w.sum(1, keepdim=True))
+            sums.append(torch.cat(found, 1))
+        return (torch.cat(sums) / self.count).split(1, 1)
+
+    def weights(self) -> Tensor:
+        """Return a buffer for a number per pair."""
+        if self.workspace is None:
+            return torch.empty_like(self.scores)
+        self._buffers += 1
+        return self.workspace(f"weights {self._buffers}", self.scores.shape)
 
     def softmax_weights(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
         """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""
-        weights, totals = torch.empty_like(self.scores), []
+        weights, totals = self.weights(), []
         for rows, block in self._blocks():
             w = (
                 torch.sub(block.detach(), top[rows].detach(), out=weights[rows])

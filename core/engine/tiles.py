@@ -136,6 +136,10 @@ class TileNegatives(Negatives):
         """Return buffers to store all tiles of the next reduction in; None to store those that pay."""
         return None
 
+    def once(self) -> tuple[Any, ...]:
+        """Return further arguments of :class:`counterpoint.engine.matrix.Product`, for a matrix used once."""
+        return ()
+
     # ---- which keys count ----------------------------------------------------------------------
 
     @property
@@ -179,7 +183,7 @@ class TileNegatives(Negatives):
 
     def dense(self) -> MatrixNegatives:
         """Return the same negatives as a matrix."""
-        matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both), self.mask.limits
+        matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both, *self.once()), self.mask.limits
         if limits is not None:
             guide = None if self.guide is None else MatrixNegatives.of(self.guide.pairs, Mask(), self.both)
             matrix = matrix.excluding(limits.most, guide, limits.exempting(len(self.pairs[0][1])))

@@ -136,18 +136,13 @@ def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Te
 @torch.no_grad()
 def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, Tensor]:
     """Compute ``a*`` and the largest negatives, ``(anchors, 1)`` each."""
-    parts = [neg] if shared else neg.split()  # a block of anchors stays in the cache
-    if len(parts) > 1:
-        solutions = [_kl_solution(part, radius, shared) for part in parts]
-        return torch.cat([a for a, _ in solutions]), torch.cat([top for _, top in solutions])
-    neg = parts[0]
 
     def average(x: Tensor) -> Tensor:
         return neg.batch_mean(x).expand_as(x) if shared else x
 
     # 1. how far the largest negative is from the mean, and how often it occurs
     top = neg.max()
-    _, mean, variance, skew = map(average, neg.moments(torch.zeros_like(top), top))
+    _, mean, variance, skew, fourth = map(average, neg.moments(torch.zeros_like(top), top, 4))
     tiny = torch.finfo(top.dtype).tiny
     depth = (-mean).clamp(min=tiny)
     # ties are at most the share variance / (variance + mean^2) (Cauchy-Schwarz), too small for most radii
@@ -166,9 +161,11 @@ def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, T
         first = slope / kl
         return (kl / radius).log(), first, first * (2 - first) + bend / kl
 
-    # 2. KL is b^2 variance / 2 + b^3 skew / 3 + ...
+    # 2. KL is b^2 variance / 2 + b^3 skew / 3 + b^4 (fourth - 3 variance^2) / 8 + ..., a series to be inverted
     b = (2 * radius / variance.clamp(min=tiny)).sqrt()
-    start = b.log() - (1 + 2 / 3 * b * skew / variance.clamp(min=tiny)).clamp(0.25, 4).log() / 2
+    third = 2 / 3 * b * skew / variance.clamp(min=tiny)
+    fourth = b**2 * (fourth / variance.clamp(min=tiny) - 3 * variance) / 4
+    start = b.log() - (third + fourth - third**2 / 2).nan_to_num(0.0).clamp(-0.75, 3).log1p() / 2
     # beyond the upper limit, negatives count that are rounded to the largest
     x = _root(neg, excess, -depth.log() - 25, -depth.log() + 2 - math.log(torch.finfo(top.dtype).eps), start)
     return torch.where(radius >= reach, 0.0, (-x).exp()), top
@@ -211,7 +208,9 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
         log_mean, weights = matrix.softmax_weights(b, top)
         solved = a * (radius + log_mean) + top
     further = [radius] if isinstance(radius, Tensor) else []
-    return Envelope.apply(lambda: value() + curvature(), solved, weights, a, scores, *further)  # type: ignore[no-any-return]
+    return Envelope.apply(
+        lambda: value() + curvature(), solved, weights, a, matrix.workspace is not None, scores, *further
+    )  # type: ignore[no-any-return]
 
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
@@ -315,7 +314,8 @@ def _root(
     x: Tensor,
 ) -> Tensor:
     """Find the root of an increasing function for each anchor: Halley's method, or bisection outside the bracket."""
-    tolerance = torch.finfo(x.dtype).eps ** (1 / 3)  # the next error is less than the third power of a step
+    # the next error is at most about a third of the third power of a step, and KL is known to about 10 eps
+    tolerance = (32 * torch.finfo(x.dtype).eps) ** (1 / 3)
     for _ in range(STEPS):
         value, first, second = excess(x)
         low, high = torch.where(value < 0, x, low), torch.where(value < 0, high, x)

@@ -26,14 +26,21 @@ class Envelope(torch.autograd.Function):
         value: ``(anchors, 1)``.
         weights: its gradient by ``tensors[0]``, the scores, ``(anchors, keys)``.
         slope: its gradient by ``tensors[1]``, if there is one, the radius or a multiple of it, ``(anchors, 1)``.
+        once: whether the first backward pass is the last, which may then overwrite ``weights``.
         tensors: what may need a gradient.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, function: Callable[[], Tensor], value: Tensor, weights: Tensor, slope: Tensor, *tensors: Tensor
+        ctx: Any,
+        function: Callable[[], Tensor],
+        value: Tensor,
+        weights: Tensor,
+        slope: Tensor,
+        once: bool,
+        *tensors: Tensor,
     ) -> Tensor:
-        ctx.function = function
+        ctx.function, ctx.once = function, once
         ctx.save_for_backward(weights, slope, *tensors)
         ctx.save_for_forward(weights, slope)
         return value.clone()
@@ -41,17 +48,18 @@ class Envelope(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         weights, slope, *tensors = ctx.saved_tensors
-        needed = ctx.needs_input_grad[4:]
+        needed = ctx.needs_input_grad[5:]
         if not torch.is_grad_enabled():  # not create_graph=True
-            return None, None, None, None, upstream * weights, *((upstream * slope).sum() for _ in needed[1:])
+            d_scores = torch.mul(weights, upstream, out=weights if ctx.once else None)
+            return None, None, None, None, None, d_scores, *((upstream * slope).sum() for _ in needed[1:])
         wanted = [x for x, need in zip(tensors, needed, strict=True) if need]
         gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
-        return None, None, None, None, *(next(gradients) if need else None for need in needed)
+        return None, None, None, None, None, *(next(gradients) if need else None for need in needed)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         weights, slope = ctx.saved_tensors
-        d_scores, *d_bound = tangents[4:]
+        d_scores, *d_bound = tangents[5:]
         slopes = [slope * d for d in d_bound if d is not None]
         if d_scores is not None:
             slopes.append((weights * d_scores).sum(1, keepdim=True))
@@ -68,7 +76,7 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     if scores is None or checks.traced() or not checks.wanted(scores):
         return _closed_form(neg, bound, *chi2_threshold(neg, bound))
     with torch.no_grad():
-        weights, rows, results = torch.empty_like(scores), 0, []
+        weights, rows, results = matrix.weights(), 0, []
         for part in matrix.split():
             w, top = weights[rows : rows + len(part.scores)], part.max()
             x = part.scores.detach() - top
@@ -99,7 +107,13 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
         value, slope, top, low, reached = map(torch.cat, zip(*results, strict=True))
     further = [bound] if isinstance(bound, Tensor) else []
     return Envelope.apply(  # type: ignore[no-any-return]
-        lambda: _closed_form(neg, bound, top, low, reached), value, weights, slope, scores, *further
+        lambda: _closed_form(neg, bound, top, low, reached),
+        value,
+        weights,
+        slope,
+        matrix.workspace is not None,
+        scores,
+        *further,
     )
 
 
