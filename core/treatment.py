@@ -39,6 +39,7 @@ Tally = tuple[Tensor, Tensor, Tensor]
 
 TOLD = ("duplicates", "ids", "labels", "guide")
 RULES = ("margin", "threshold")
+OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 _STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 
@@ -54,7 +55,9 @@ class Treatment(Wrapper):
         false_negatives: rules by which keys are too similar to be negatives.
         duplicates: whether samples of which any view is the same are not each other's negatives: embeddings that are
             equal but for rounding or, given a path, rows of that tensor (``input_ids``) or texts of that list.
-        ids, labels, guide: paths of what the argument of this name says of the samples.
+        ids, labels, guide: paths of what the argument of this name says of the samples. A guide may also be the encoder
+            itself, as it was in the first step (``self``) or as a moving average (``ema``), where the encoder is known:
+            :mod:`counterpoint.plugins.encoders`.
 
     >>> import torch, counterpoint as cp
     >>> told = cp.treatment("infonce:t=0.5; duplicates")
@@ -93,7 +96,12 @@ class Treatment(Wrapper):
     @property
     def paths(self) -> dict[str, str]:
         """What has to be looked up, by the name of the argument."""
-        return {name: path for name, path in self.told.items() if isinstance(path, str)}
+        return {k: path for k, path in self.told.items() if isinstance(path, str) and path not in OWN_GUIDES}
+
+    @property
+    def own_guide(self) -> str | None:
+        """``self`` or ``ema`` if the encoder itself is the guide."""
+        return guide if (guide := self.told.get("guide")) in OWN_GUIDES else None
 
     def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values at the paths, given the names of a function."""
@@ -185,7 +193,7 @@ class Treatment(Wrapper):
         options = dict(options)
         for name in ("ids", "labels", "guide"):
             if name in self.told and options.get(name) is None:
-                raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+                raise self._missing(name)
             if name in self.told and name != "guide" and not isinstance(options[name], Tensor):
                 options[name] = numbered(options[name], False).to(views[0].device)
         if self.rules:
@@ -196,7 +204,7 @@ class Treatment(Wrapper):
         if "duplicates" in self.told:
             given = options.pop("duplicates", None)
             if given is None and self.told["duplicates"] is not True:
-                raise TypeError(f"{self}: pass duplicates=; only `counterpoint inject` looks it up.")
+                raise self._missing("duplicates")
             stacked = options.get("stacked", False)
             told = [*views[0].unbind(1)] if stacked else [*views]
             numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
@@ -216,9 +224,9 @@ class Treatment(Wrapper):
         known: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None, Tally | None]:
         """Mask the keys that are not negatives; return the labels, several positives per row if classes are told."""
-        for name in self.paths:
-            if known.get({"labels": "classes"}.get(name, name)) is None:
-                raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+        for name, value in self.told.items():
+            if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
+                raise self._missing(name)
         if not (self.told or self.rules):
             return logits, labels, None
         with torch.no_grad():
@@ -285,6 +293,11 @@ class Treatment(Wrapper):
             left = left & (judge <= torch.maximum(most, least))
         empty = rows & ~within.any(-1)
         return left, (rows.sum(), (keys & ~left).sum(), empty.sum())
+
+    def _missing(self, name: str) -> TypeError:
+        if name == "guide" and self.own_guide:
+            return TypeError(f"{self}: pass guide=; this loss does not know its encoder.")
+        return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
 
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")
