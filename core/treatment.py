@@ -263,7 +263,7 @@ class Treatment(Wrapper):
                     got = "nothing" if pair is None else type(pair).__name__
                     raise TypeError(f"{self._named(name)}: of scores, expected a pair, anchors' and keys', got {got}.")
                 if name != "guide":
-                    drop |= equal_pairs(*pair, drop.shape, self._named(name)).to(drop.device)
+                    drop |= equal_pairs(pair[0], pair[1], drop.shape, self._named(name)).to(drop.device)
             judges = known.get("guide") or (p, s)
             if judges[1].shape != s.shape:
                 raise ValueError(f"treatment: guide: expected scores {(*s.shape,)}, got {(*judges[1].shape,)}.")

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from torch.utils._pytree import tree_leaves, tree_map
 
+from counterpoint.checks import compiling
+
 KEPT = 0.99
 """Weight of the moving average's own parameters in each step."""
 _AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -54,7 +56,7 @@ class OwnGuide:
 
         def noted(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             out = call(module, *args, **kwargs)
-            if not self._embeds:
+            if not self._embeds and not compiling():
                 self.note(module, (args, kwargs), out)
             return out
 

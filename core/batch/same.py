@@ -22,6 +22,8 @@ def numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> Te
 
     Integers and texts have the same numbers in all processes; embeddings are compared with those of ``group``.
     """
+    if isinstance(values, Mapping) and "input_ids" in values:  # what tokenizers return
+        values = values["input_ids"]
     if not isinstance(values, Tensor):
         listed = isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping, Set))
         if not listed or not all(isinstance(value, (str, bytes, Integral)) for value in values):
