@@ -135,9 +135,9 @@ class Objective(Parametrized):
                 pairings without positives (``single``) a margin refers to the sample's other views.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
                 decide what ``false_negatives`` excludes (GISTEmbed). They get no gradient.
-            empty: what to do with anchors that ``false_negatives`` leaves without negatives: raise an ``error``, or
-                count their loss as ``zero``. Statistics of the batch (``mu="auto"``) then include their negatives, as
-                if none were false.
+            empty: what to do with anchors that ``false_negatives`` leaves without negatives: raise an ``error``,
+                ``keep`` the least similar one, or count their loss as ``zero``. Statistics of the batch (``mu="auto"``)
+                then include their negatives, as if none were false.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
                 correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.

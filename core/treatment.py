@@ -13,47 +13,51 @@ the names of the function that computes the loss. It is looked up, never evaluat
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from hashlib import blake2b
-from numbers import Integral
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor
 
 from . import checks
 from .batch.batch import Batch
 from .batch.options import Reduction
 from .batch.pairings import scores_of
-from .batch.ready_made import MASKED
-from .batch.rules import Rule, as_rules, limits
+from .batch.ready_made import MASKED, score_columns
+from .batch.rules import Rule, as_rules, limits, rounded_up
+from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, spread
 from .batch.scores import Scores
-from .engine.distributed import Gather, gather, resolve
+from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
 from .names import check_known, closest
 from .objective import Objective, Wrapper, as_objective
 from .vectors import unit, widen
 
+Tally = tuple[Tensor, Tensor, Tensor]
+"""Anchors, excluded keys, and anchors that are left without negatives."""
+
 TOLD = ("duplicates", "ids", "labels", "guide")
 RULES = ("margin", "threshold")
+OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 _STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
-_EQUAL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 
 class Treatment(Wrapper):
     """An objective, and what it is told of the data; :func:`treatment` reads one from its text.
 
-    It is called as its objective is. Anchors that its rules leave without negatives have no loss, and :attr:`counts`
-    says how many there were; a step of nothing else is an error.
+    It is called as its objective is. Anchors that its rules leave without negatives keep the least similar one, and
+    :attr:`counts` says how many there were; a step of nothing else is an error.
 
     Args:
         objective: an objective or its spec.
         false_negatives: rules by which keys are too similar to be negatives.
         duplicates: whether samples of which any view is the same are not each other's negatives: embeddings that are
             equal but for rounding or, given a path, rows of that tensor (``input_ids``) or texts of that list.
-        ids, labels, guide: paths of what the argument of this name says of the samples.
+        ids, labels, guide: paths of what the argument of this name says of the samples. A guide may also be the encoder
+            itself, as it was in the first step (``self``) or as a moving average (``ema``), where the encoder is known:
+            :mod:`counterpoint.plugins.encoders`.
 
     >>> import torch, counterpoint as cp
     >>> told = cp.treatment("infonce:t=0.5; duplicates")
@@ -92,7 +96,12 @@ class Treatment(Wrapper):
     @property
     def paths(self) -> dict[str, str]:
         """What has to be looked up, by the name of the argument."""
-        return {name: path for name, path in self.told.items() if isinstance(path, str)}
+        return {k: path for k, path in self.told.items() if isinstance(path, str) and path not in OWN_GUIDES}
+
+    @property
+    def own_guide(self) -> str | None:
+        """``self`` or ``ema`` if the encoder itself is the guide."""
+        return guide if (guide := self.told.get("guide")) in OWN_GUIDES else None
 
     def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values at the paths, given the names of a function."""
@@ -111,12 +120,21 @@ class Treatment(Wrapper):
         call = self.objective if checks.compiling() else super().forward
         return call(*views, gather=gather, reduction=reduction, **options)
 
-    def from_scores(self, *args: Any, **options: Any) -> Tensor:
-        raise TypeError(f"{self}: scores do not say which keys these are; pass mask= to its objective alone.")
+    def from_scores(self, pos: Tensor, neg: Any, mask: Tensor | None = None, **options: Any) -> Tensor:  # type: ignore[override]
+        """Compute the loss of similarities; ``ids``, ``duplicates`` and ``guide`` are pairs, of anchors and of keys.
+
+        Args:
+            pos, neg, mask, options: see :meth:`Objective.from_scores`. ``neg`` is a matrix.
+            ids, duplicates: ``(anchors,)`` and ``(keys,)``, or rows and texts.
+            guide: its similarities, of the shapes of ``pos`` and ``neg``.
+        """
+        mask, tally, options = self._allowed(pos, neg, mask, options)
+        self._count(tally)
+        return self.objective.from_scores(pos, neg, mask, **options)
 
     def from_pairings(self, scores: Any, *args: Any, **options: Any) -> Tensor:
         if not (isinstance(scores, partial) and scores.func is scores_of):
-            return self.from_scores()
+            raise TypeError(f"{self}: the scores of a pairing do not say which keys these are; call from_scores.")
         self._count_embeddings(scores.args[0], scores(self.objective.terms()[0][1].pairing))
         return self.objective.from_pairings(scores, *args, **options)
 
@@ -139,47 +157,61 @@ class Treatment(Wrapper):
             known: what :attr:`paths` ask for; class labels are ``classes``. A guide is a matrix like the logits, or
                 embeddings of the keys.
         """
-        logits, labels = self._masked(logits, labels, scale, bias, ignore_index, known)
+        logits, labels, tally = self._masked(logits, labels, scale, bias, ignore_index, known)
+        self._count(tally)
         options: dict[str, Any] = {"scale": scale, "bias": bias, "ignore_index": ignore_index, "reduction": reduction}
         return self.objective.from_logits(logits, labels, empty="zero" if self.told or self.rules else empty, **options)
 
     def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
-        """Report as the objective does, of the negatives that are left."""
+        """Report as the objective does, of the negatives that are left.
+
+        Of logits and scores also ``excluded``, how many keys of an anchor are not negatives, and ``without_negatives``.
+        """
+        tally = None
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)
+        elif call == "from_scores":
+            pos, neg, *masks = *args, *([options.pop("mask")] if "mask" in options else [])
+            mask, tally, options = self._allowed(pos, neg, masks[0] if masks else None, options)
+            args = pos, neg, mask
         elif call == "from_logits":
             names = ("ids", "classes", "guide", "duplicates")
             known: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
             logits, *labels = *args, *([options.pop("labels")] if "labels" in options else [])
             scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
             ignored, first = options.get("ignore_index", -100), labels[0] if labels else None
-            args = self._masked(logits, first, scale, bias, ignored, known, count=False)
-        return self.objective.report(*args, call=call, **options)
+            *args, tally = self._masked(logits, first, scale, bias, ignored, known)  # type: ignore[assignment]
+            options |= {"empty": "zero"} if tally is not None else {}
+        found = self.objective.report(*args, call=call, **options)
+        if tally is not None:
+            anchors, excluded, empty = map(float, tally)
+            found |= {"excluded": excluded / max(anchors, 1.0), "without_negatives": empty}
+        return found
 
     def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the objective's call with embeddings."""
         options = dict(options)
         for name in ("ids", "labels", "guide"):
             if name in self.told and options.get(name) is None:
-                raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+                raise self._missing(name)
             if name in self.told and name != "guide" and not isinstance(options[name], Tensor):
-                options[name] = _numbered(options[name], False).to(views[0].device)
+                options[name] = numbered(options[name], False).to(views[0].device)
         if self.rules:
             options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
-            options.setdefault("empty", "zero")
-        else:
-            options.pop("empty", None)  # without a rule, an anchor is empty only where all are
+        options.pop("empty", None)
+        if options.get("false_negatives") is not None:
+            options["empty"] = "keep"
         if "duplicates" in self.told:
             given = options.pop("duplicates", None)
             if given is None and self.told["duplicates"] is not True:
-                raise TypeError(f"{self}: pass duplicates=; only `counterpoint inject` looks it up.")
+                raise self._missing("duplicates")
             stacked = options.get("stacked", False)
             told = [*views[0].unbind(1)] if stacked else [*views]
-            numbers = [_numbered(rows, group) for rows in (told if given is None else [given])]
+            numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
             known = options.get("ids") if options.get("labels") is None else options["labels"]
             if known is not None:
-                numbers.append(_numbered(known, False).to(numbers[0].device))
-            options["ids"] = _merged_of_all(numbers, group)
+                numbers.append(numbered(known, False).to(numbers[0].device))
+            options["ids"] = merged_of_all(numbers, group)
         return options
 
     def _masked(
@@ -190,14 +222,13 @@ class Treatment(Wrapper):
         bias: float | Tensor,
         ignore_index: int,
         known: Mapping[str, Any],
-        count: bool = True,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None, Tally | None]:
         """Mask the keys that are not negatives; return the labels, several positives per row if classes are told."""
-        for name in self.paths:
-            if known.get({"labels": "classes"}.get(name, name)) is None:
-                raise TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+        for name, value in self.told.items():
+            if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
+                raise self._missing(name)
         if not (self.told or self.rules):
-            return logits, labels
+            return logits, labels, None
         with torch.no_grad():
             s = widen(logits.detach())
             out = s <= MASKED
@@ -207,18 +238,66 @@ class Treatment(Wrapper):
             drop = self._same(s, out, columns, known, logits.dtype)
             if "labels" in self.told:
                 labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
-            if self.rules:
-                judge = s if known.get("guide") is None else _guided(known["guide"], s, columns)
-                first = positive.flatten(0, -2)
-                judge, pos = judge.expand_as(s).flatten(0, -2), judge.expand_as(s).flatten(0, -2)
-                for most in limits(self.rules, pos.masked_fill(~first, torch.inf), first):
-                    drop |= (judge > most).view_as(drop)
-            drop &= ~positive & ~out
-            if count and not checks.compiling():
-                rows = positive.any(-1) & ~(out | positive).all(-1)
-                empty = rows & (drop | out | positive).all(-1)
-                self._count(rows.sum(), drop.sum(), empty.sum(), rows.any() & (empty == rows).all())
-        return logits.masked_fill(drop, -torch.inf), labels
+            judge = s if known.get("guide") is None else _guided(known["guide"], s, columns).expand_as(s)
+            left, tally = self._left(~(out | positive), drop, judge, judge, positive)
+        return logits.masked_fill(~(left | out | positive), -torch.inf), labels, tally
+
+    def _allowed(
+        self, pos: Tensor, neg: Any, mask: Tensor | None, options: dict[str, Any]
+    ) -> tuple[Tensor | None, Tally | None, dict[str, Any]]:
+        """Return which scores are of negatives, and the options of the objective."""
+        options = dict(options)
+        known: dict[str, Any] = {name: options.pop(name, None) for name in self.told}
+        if not (self.told or self.rules):
+            return mask, None, options
+        if not isinstance(neg, Tensor):
+            raise TypeError(f"{self}: neg: expected a matrix of scores, got {type(neg).__name__}.")
+        if "labels" in self.told:
+            raise TypeError(f"{self._named('labels')}: scores do not say which keys are positives, too; use ids=.")
+        with torch.no_grad():
+            p, s = score_columns(pos.detach(), "pos"), widen(neg.detach())
+            drop = torch.zeros_like(s, dtype=torch.bool)
+            for name in self.told:
+                pair = known[name]
+                if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                    got = "nothing" if pair is None else type(pair).__name__
+                    raise TypeError(f"{self._named(name)}: of scores, expected a pair, anchors' and keys', got {got}.")
+                if name != "guide":
+                    drop |= equal_pairs(pair[0], pair[1], drop.shape, self._named(name)).to(drop.device)
+            judges = known.get("guide") or (p, s)
+            if judges[1].shape != s.shape:
+                raise ValueError(f"treatment: guide: expected scores {(*s.shape,)}, got {(*judges[1].shape,)}.")
+            before = torch.ones_like(drop) if mask is None else mask
+            of_positives = score_columns(judges[0], "guide[0]", len(p))
+            left, tally = self._left(before, drop, judges[1], of_positives, options.get("pos_mask"))
+        return left, tally, options
+
+    def _left(
+        self, keys: Tensor, drop: Tensor, judge: Tensor, pos: Tensor, pos_mask: Tensor | None
+    ) -> tuple[Tensor, Tally]:
+        """Return which keys are negatives: those that are not dropped, within the limits of the rules.
+
+        Args:
+            keys: ``(..., anchors, keys)``, True for negatives before the treatment.
+            drop: those that are the same sample.
+            judge: the similarities that the rules compare.
+            pos: those of the positives, and which of them there are.
+        """
+        left = keys & ~drop
+        rows = keys.any(-1) if pos_mask is None else keys.any(-1) & pos_mask.any(-1)
+        within = left
+        if self.rules:
+            most = torch.cat(limits(self.rules, pos, pos_mask), -1).amin(-1, keepdim=True)
+            within = left & (judge <= most)
+            least = rounded_up(judge.masked_fill(~left, torch.inf).amin(-1, keepdim=True))
+            left = left & (judge <= torch.maximum(most, least))
+        empty = rows & ~within.any(-1)
+        return left, (rows.sum(), (keys & ~left).sum(), empty.sum())
+
+    def _missing(self, name: str) -> TypeError:
+        if name == "guide" and self.own_guide:
+            return TypeError(f"{self}: pass guide=; this loss does not know its encoder.")
+        return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
 
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")
@@ -232,7 +311,7 @@ class Treatment(Wrapper):
         numbers = [self._of_keys(name, s, out, columns, known, dtype) for name in self.told if name != "guide"]
         if not numbers:
             return torch.zeros_like(out)
-        number = reduce(_merged, numbers)
+        number = reduce(merged, numbers)
         return number[columns].unsqueeze(-1) == number
 
     def _of_keys(
@@ -245,32 +324,36 @@ class Treatment(Wrapper):
         values = known.get({"labels": "classes"}.get(name, name))
         if values is None:
             fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
-            number = _numbered(torch.where(out, fill, s).mT, False, dtype)
+            number = numbered(torch.where(out, fill, s).mT, False, dtype)
             if not bool(out.any()) and len(columns.unique()) == anchors:  # equal anchors are the same sample, too
-                rows = _numbered(s, False, dtype)
-                number = _merged(number, (len(rows) + torch.arange(keys).to(rows)).scatter(0, columns, rows))
+                rows = numbered(s, False, dtype)
+                number = merged(number, (len(rows) + torch.arange(keys).to(rows)).scatter(0, columns, rows))
         else:
-            gathered = isinstance(values, Tensor) and _is_part(values, keys)
-            number = _spread(_numbered(values, gathered).to(s.device), columns, keys, self._named(name))
+            gathered = isinstance(values, Tensor) and is_part(values, keys)
+            number = spread(numbered(values, gathered).to(s.device), columns, keys, self._named(name))
         if anchors == keys and bool(out.diagonal().all()):  # the anchors are keys, too
-            number = _merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
+            number = merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
         return number
 
-    def _count(self, anchors: Tensor, excluded: Tensor, empty: Tensor, ended: Tensor) -> None:
-        if bool(ended):
+    def _count(self, tally: Tally | None, across: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        """Add up what a call has counted; raise if no anchor, of all processes by ``across``, has a negative."""
+        if tally is None or checks.compiling():
+            return
+        anchors, empty = across(tally[0]), across(tally[2])
+        if bool((anchors > 0) & (empty == anchors)):
             raise ValueError(f"{self}: every anchor of this step is left without negatives.")
-        for name, value in zip(self.counts, (anchors, excluded, empty), strict=True):
+        for name, value in zip(self.counts, tally, strict=True):
             self.counts[name] = self.counts[name] + value
 
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
         """Count anchors, and excluded keys where similarities are a matrix: in tiles, that would take another pass."""
-        share, factor = torch.as_tensor(scores.share), scores.anchor_factor  # the share is that of all processes
-        anchors = torch.as_tensor(len(scores.pos)) if factor is None else (factor.sum() / share).round()
-        excluded = torch.zeros(())
+        factor, excluded = scores.anchor_factor, torch.zeros(())
+        anchors = torch.as_tensor(len(scores.pos)) if factor is None else factor.sum()
+        empty = torch.zeros(()) if scores.emptied is None else scores.emptied.sum()
         if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
             others = (keys := scores.neg.scores.shape[1]) - keys // batch.total - scores.neg.count  # not its own
             excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()
-        self._count(anchors, excluded, (anchors * (1 - share)).round(), share <= 0)
+        self._count((anchors, excluded, empty), scores.neg.across)
 
     def terms(self) -> list[Any]:
         raise TypeError(f"{self}: a treatment cannot be a term; write the sum before its first semicolon.")
@@ -331,98 +414,6 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
         except Exception as error:
             raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
     return value
-
-
-def _numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an integer for each row or value, the same for equal ones: of floats, for those equal but for rounding.
-
-    Integers and texts have the same numbers in all processes; embeddings are compared with those of ``group``.
-    """
-    if not isinstance(values, Tensor):
-        listed = isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping, Set))
-        if not listed or not all(isinstance(value, (str, bytes, Integral)) for value in values):
-            expected = "a tensor, or a list of texts or whole numbers"
-            raise TypeError(f"treatment: expected {expected}, got {type(values).__name__}.")
-        texts = (repr(value).encode() for value in values)
-        return torch.tensor([int.from_bytes(blake2b(x, digest_size=8).digest(), "little", signed=True) for x in texts])
-    if values.dim() < (2 if values.is_floating_point() else 1):
-        raise TypeError(f"treatment: expected whole numbers or rows, got {values.dtype} of shape {(*values.shape,)}.")
-    if values.is_floating_point():
-        values = values.detach()
-        handle = resolve(group) if group else None
-        every = _equal_rows(gather(values, handle) if handle else values, _EQUAL[dtype or values.dtype])
-        return _own(every, len(values), handle)
-    if values.dim() == 1:
-        return values
-    rows = values.flatten(1).long()
-    odd = torch.randint(2**62, (rows.shape[1],), generator=torch.Generator().manual_seed(0)) * 2 + 1
-    return (rows * odd.to(rows.device)).sum(1)  # a hash of 64 bits: it overflows
-
-
-def _equal_rows(x: Tensor, rounding: float) -> Tensor:
-    """Number the rows ``(n, d)`` so that those equal but for ``rounding``, relative to the largest entry, are one."""
-    x = widen(x)
-    direction = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0)).to(x)
-    order = (x @ direction).argsort()  # equal rows are neighbors
-    ordered = x[order]
-    differs = (ordered[1:] - ordered[:-1]).abs().amax(1) > rounding * x.abs().amax()
-    return torch.zeros_like(order).scatter(0, order[1:], differs.long().cumsum(0))
-
-
-def _merged(a: Tensor, b: Tensor) -> Tensor:
-    """Number samples so that those with one number in ``a``, or in ``b``, have one number, also through others."""
-    number = torch.arange(len(a), device=a.device)
-    groups = [torch.unique(x.to(a.device), return_inverse=True)[1] for x in (a, b)]
-    while True:
-        before = number
-        for group in groups:
-            least = torch.full_like(number, len(a)).scatter_reduce(0, group, number, "amin")
-            number = least[group]
-        if torch.equal(before, number):
-            return number
-
-
-def _merged_of_all(numbers: Sequence[Tensor], group: Gather) -> Tensor:
-    """Merge the numbers of this process's samples with those of all processes; return this process's."""
-    handle = resolve(group) if group else None
-    every = [gather(x, handle) for x in numbers] if handle else numbers
-    return _own(reduce(_merged, every), len(numbers[0]), handle)
-
-
-def _own(every: Tensor, count: int, handle: Any) -> Tensor:
-    """Return the rows of this process, ``count`` of them."""
-    sizes: Any = gather(torch.tensor([count], device=every.device), handle) if handle else []
-    return every[int(sum(sizes[: distributed.get_rank(handle) if handle else 0])) :][:count]
-
-
-def _is_part(values: Tensor, keys: int) -> bool:
-    """Return whether the values are those of this process, and the keys those of all."""
-    return distributed.is_initialized() and len(values) < keys == len(values) * distributed.get_world_size()
-
-
-def _spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
-    """Return a number for each key; keys of which nothing is known have their own.
-
-    Args:
-        values: one per key, per anchor, or per sample of two views.
-        columns: the positive of each anchor.
-        keys: how many there are.
-    """
-    anchors = len(columns)
-    if _is_part(values, keys):
-        values = gather(values)
-    if 2 * len(values) == anchors:
-        both = [values.repeat(2), values.repeat_interleave(2)]
-        fits = [two for two in both if keys != anchors or torch.equal(two[columns], two)]
-        if not fits:
-            raise ValueError(f"{what}: the {len(values)} values fit neither order of two views.")
-        values = fits[0]
-    if len(values) == keys:
-        return values
-    if len(values) != anchors:
-        raise ValueError(f"{what}: expected one value for each of {anchors} anchors or {keys} keys, got {len(values)}.")
-    groups = torch.unique(values, return_inverse=True)[1]
-    return (anchors + torch.arange(keys, device=values.device)).scatter(0, columns, groups)
 
 
 def _positives(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.batch.options import Keys
 from counterpoint.objective import Objective
+from counterpoint.treatment import Treatment
 from counterpoint.values import at_scale
 from counterpoint.vectors import unit, widen
 
@@ -58,6 +60,14 @@ class Call:
         with at_scale(self.scale, self.bias):
             return loss_fn.report(*self.args, call=self.method, **self.options)
 
+    def take_guide(self, by_guide: Call) -> None:
+        """Let the embeddings of another call judge which keys of this one are negatives."""
+        if self.method != "forward" or self.options.get("queue") is not None:
+            raise SeamError("guide: an encoder cannot guide a loss with keys of earlier steps, not embedded again")
+        self.options["guide"] = by_guide.args[0] if self.options.get("stacked") else [*by_guide.args]
+        if isinstance(keys := self.options.get("negatives"), Keys):
+            self.options["negatives"] = keys._replace(guide=by_guide.options["negatives"].embeddings)
+
     def largest_logit(self, own: Objective) -> float:
         """Return the host's largest logit, where its embeddings are compared with each other."""
         z = [widen(x) for x in self.args if isinstance(x, Tensor) and x.dim() == 2]
@@ -91,6 +101,7 @@ class Embeddings(Replaced):
         self.seam, self.site, self.where, self.own, self.learned = seam, site, where, own or OWN_LOSS, []
         self.arrived, self._call, self._names, self.told = 0.0, call, names or {}, {}
         self._arguments: list[Any] = []
+        self._guides: list[Any] = []  # by the encoder of the first step
         self._learning: list[int] = []  # which of them have a gradient
 
     def __call__(self, *arguments: Any) -> list[Any]:
@@ -99,7 +110,12 @@ class Embeddings(Replaced):
         self._arguments, self._learning = [*arguments], at
         if not at or not torch.is_grad_enabled():
             return self._arguments
-        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(outside())))
+        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(outside())), embeddings=True)
+        if self.seam.own_guide is not None:
+            try:
+                self._guides = self.seam.own_guide(arguments)
+            except ValueError as error:
+                raise SeamError(f"{self.seam.spec}: at {self.where}, {error}") from error
         replaced = super().__call__(*(arguments[i] for i in at))
         return self._with(replaced if len(at) > 1 else [replaced])
 
@@ -151,6 +167,8 @@ class Embeddings(Replaced):
     def _called(self, tensors: Sequence[Tensor], loss_fn: Objective) -> Call:
         call = self._call(*self._with(tensors))
         call.options |= self._told(loss_fn)
+        if self._guides and isinstance(loss_fn, Treatment):
+            call.take_guide(self._call(*self._guides))
         if call.trained is not None and loss_fn is not own_loss(self.own):
             call.args = call.trained
         return call

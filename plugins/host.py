@@ -28,6 +28,8 @@ from counterpoint.treatment import treatment as read_treatment
 from counterpoint.values import Schedule
 from counterpoint.vectors import widen
 
+from .encoders import OwnGuide
+
 OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
 WHOLE = 8
@@ -100,6 +102,7 @@ class Seam:
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
+        own_guide: of a treatment that the encoder of the first step guides, or its moving average.
     """
 
     spec: str
@@ -122,8 +125,14 @@ class Seam:
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
+    own_guide: OwnGuide | None = None
     _objectives: dict[int, Objective] = field(default_factory=dict)
     _last_call: float | None = None
+
+    def __post_init__(self) -> None:
+        if ";" in self.spec and (kind := self._treatment.own_guide):
+            self.own_guide = OwnGuide(moves=kind == "ema")
+            self.at_end.append(self.own_guide.watch())
 
     @property
     def verifies(self) -> bool:
@@ -191,8 +200,18 @@ class Seam:
                     module.step += self.start
         return self._objectives[id(criterion)]
 
-    def told(self, names: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Look up what a treatment is told of, among the names of the function that computes the loss."""
+    def told(self, names: Callable[[], Mapping[str, Any]], embeddings: bool = False) -> dict[str, Any]:
+        """Look up what a treatment is told of, among the names of the function that computes the loss.
+
+        Args:
+            names: that function's.
+            embeddings: whether the seam is at embeddings, whose encoder can be known.
+        """
+        if self.own_guide is not None and not embeddings:
+            raise SeamError(
+                f"{self.spec}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
+                "embedded their rows. sentence_transformers.ContrastiveLoss and hosts with a seam at embeddings can"
+            )
         if self.uses_own_loss or not (treatment := self._treatment).paths:
             return {}
         try:

@@ -226,7 +226,7 @@ def summary(host: Host, seam: Seam) -> str:
     for counts in seam.counts():
         text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
         if empty := counts["without_negatives"]:
-            text += f"; {empty:.2%} of the anchors had no negatives left, and did not count"
+            text += f"; {empty:.2%} of the anchors had no negatives left but the least similar one"
     return text + "".join(f"\n  {place}: {note}" for place, note in seam.notes.items())
 
 

@@ -39,9 +39,11 @@ from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.names import nearest
 from counterpoint.objective import Objective, as_objective
+from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 
 from . import logits
+from .encoders import copy_of, follow
 from .host import ONE_WAY, Host, loss_of
 from .texts import Guide, equal_texts
 
@@ -83,7 +85,8 @@ class ContrastiveLoss(nn.Module):
 
     Args:
         model: the ``SentenceTransformer``.
-        objective: an objective or a spec.
+        objective: an objective, a treatment or a spec. With ``"infonce; guide=self; margin=0"``, the guide is the model
+            as it is before the first step.
         columns: what the columns from the third on are, ``negatives`` or ``views``.
         views: how many times a single column is embedded, at least 2; by default as many as the objective asks for,
             else 2. More than two are views of each other, whatever ``columns`` is.
@@ -160,7 +163,7 @@ class ContrastiveLoss(nn.Module):
         if duplicates is not None and (labels is not None or gather_across_devices):
             other = "labels" if labels is not None else "gather_across_devices"
             raise ValueError(f'{type(self).__name__}: duplicates="text" cannot be combined with {other}=.')
-        if guide is not None and false_negatives is None:
+        if guide is not None and false_negatives is None and not getattr(self.objective, "rules", ()):
             raise ValueError(
                 f"{type(self).__name__}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule."
             )
@@ -189,6 +192,11 @@ class ContrastiveLoss(nn.Module):
         known: dict[str, Any] = {}
         if self.duplicates is not None:
             known["ids"], known["hard_ids"] = equal_texts(views, hard)
+        own = self.objective.own_guide if isinstance(self.objective, Treatment) else None
+        if own and not self._guide:
+            self._guide.append(Guide(copy_of(self.model), self.model))  # as it is before the first step
+        elif own == "ema":
+            follow(self._guide[0].guide, self.model)
         for guide in self._guide:
             known["guide"] = guide(views)
             known["hard_guide"] = torch.stack(guide(hard), 1) if hard else None

@@ -65,7 +65,13 @@ def patch(objective: str | Seam) -> Seam:
 
         own = f"infonce:t={float(model.sim.temp)!r}"
         pooler = model.mlp if model.pooler_type == "cls" else model.pooler
-        hook = pooler.register_forward_hook(lambda *args: Embeddings(seam, models.__file__, own, call)(args[-1])[0])
+
+        def pooled(module: Any, arguments: Any, out: Tensor) -> Tensor:
+            if seam.own_guide is not None:
+                seam.own_guide.note(module, (arguments, {}), out)
+            return Embeddings(seam, models.__file__, own, call)(out)[0]  # type: ignore[no-any-return]
+
+        hook = pooler.register_forward_hook(pooled)
         try:
             return forward(model, encoder, **inputs)
         finally:

@@ -19,7 +19,7 @@ from .rules import Rule, as_rules
 from .scores import Scores
 
 MAX_LOG_WEIGHT = 80.0  # of a hard negative, whose float32 sum does not overflow
-EMPTY = ("error", "zero")
+EMPTY = ("error", "zero", "keep")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
 
@@ -348,13 +348,14 @@ class Batch:
             )
         engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
         known: BatchOptions = {"labels": self.labels, "hardness": self.hardness, "in_batch": self.in_batch}
+        known |= {"ids": self.ids if self.labels is None else None, "log_q": self.log_q}
         known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
         if (bank := self.queue) is not None and bank.guide is not None:
-            known["queue"] = Keys(bank.guide.to(self.dtype), ids=bank.ids if self.labels is not None else None)
+            known["queue"] = bank._replace(embeddings=bank.guide.to(self.dtype), guide=None)
         if (hard := self.negatives) is not None:
             z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], listed[0].shape[-1])
             z = z if hard.guide is None else hard.guide
-            known["negatives"] = Keys(z.detach().to(self.dtype), shared=hard.shared)
+            known["negatives"] = hard._replace(embeddings=z.detach().to(self.dtype), guide=None)
         with torch.no_grad():
             return Batch([view.detach().to(self.dtype) for view in listed], **known)
 

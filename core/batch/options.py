@@ -68,7 +68,7 @@ class KnownOptions(TypedDict, total=False):
     labels: Tensor | None
     false_negatives: Rule | str | Sequence[Rule | str] | None
     guide: Tensor | Sequence[Tensor] | None
-    empty: Literal["error", "zero"]
+    empty: Literal["error", "zero", "keep"]
     in_batch: bool
     log_q: Tensor | None
     prior: Tensor | None

@@ -37,7 +37,7 @@ from ..names import check_known
 from .batch import Batch
 from .choose_engine import Part, has_zeros, mask_of, masked_matrix, masked_negatives, negatives_of, own_negatives
 from .joint import joint
-from .rules import limits
+from .rules import limits, rounded_up
 from .scores import Scores, counted_positives
 
 
@@ -93,15 +93,24 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
 def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
     """Exclude negatives that are more similar than ``most``; return which anchors have any.
 
-    Anchors that lose all negatives keep them, so that every reduction is finite, and get no weight.
+    Anchors that lose all negatives keep the least similar one. If their loss is to be zero they keep all, so that every
+    reduction is finite, and get no weight.
     """
     before, how = scores.neg, (scores.judge, scores.exempt)
     before.group = batch.group
     scores.neg = before.excluding(most, *how)
-    if batch.empty == "zero":
+    if batch.empty != "error":
         unweighted = scores.neg.neg if isinstance(scores.neg, TiltedNegatives) else scores.neg
         kept = cast(Tensor, unweighted.count) > 0
-        scores.neg = before.excluding(most.where(kept, torch.inf), *how)
+        if checks.wanted(kept) and bool(kept.all()):
+            return kept
+        least = most.new_full((), torch.inf)
+        if batch.empty == "keep":
+            with torch.no_grad():
+                least = rounded_up((before if scores.judge is None else scores.judge).min().detach())
+            scores.emptied = ~kept
+        scores.neg = before.excluding(most.where(kept, least), *how)
+        scores.neg.valid = before.valid
         return kept
     if isinstance(scores.neg, MatrixNegatives):
         scores.neg.valid = before.valid * checks.require_negatives(scores.neg.count, LIMITED)

@@ -124,21 +124,23 @@ def as_rules(value: object) -> tuple[Rule, ...]:
 
 
 def limits(rules: Sequence[Rule], pos: Tensor, pos_mask: Tensor | None) -> list[Tensor]:
-    """Return the largest similarities that negatives may have by each rule, ``(anchors, 1)``.
+    """Return the largest similarities that negatives may have by each rule, ``(..., 1)``.
 
     Args:
         rules: the rules.
-        pos: ``(anchors, P)`` similarities of the positives, and which of them there are.
+        pos: ``(..., P)`` similarities of the positives, and which of them there are.
         pos_mask: which of these are positives; None: all.
     """
     with torch.no_grad():
         if pos_mask is not None:
             pos = pos.masked_fill(~pos_mask, torch.inf)
-        least = pos.detach().amin(1, keepdim=True)
-        # what differs by rounding alone is equal in every engine
-        return [
-            (most := rule.limits(least)) + 32 * torch.finfo(pos.dtype).eps * most.abs().clamp(min=1) for rule in rules
-        ]
+        least = pos.detach().amin(-1, keepdim=True)
+        return [rounded_up(rule.limits(least)) for rule in rules]
+
+
+def rounded_up(most: Tensor) -> Tensor:
+    """Return limits under which similarities that differ by rounding alone are equal in every engine."""
+    return most + 32 * torch.finfo(most.dtype).eps * most.abs().clamp(min=1)
 
 
 def _is_flag(value: object, what: str) -> bool:

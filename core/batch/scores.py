@@ -36,6 +36,7 @@ class Scores:
         views: number of views of a sample, if known.
         unfiltered: the negatives before ``false_negatives=``, for reports.
         removed: by rule, the largest similarity of a negative, ``(anchors, 1)``.
+        emptied: ``(anchors, 1)``, whether the rules exclude all negatives, so that the least similar one stays.
         judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
         bound: of the absolute similarities, if known.
         exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
@@ -66,6 +67,7 @@ class Scores:
     views: int | None = None
     unfiltered: Negatives | None = None
     removed: dict[str, Tensor] = field(default_factory=dict)
+    emptied: Tensor | None = None
     judge: Negatives | None = None
     bound: float | None = None
     exempt: int = 0

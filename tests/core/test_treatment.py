@@ -118,13 +118,45 @@ def test_two_views_in_both_orders():
 
 def test_an_anchor_without_negatives_does_not_end_a_training_but_a_step_without_any_does():
     t = cp.treatment("infonce:t=0.5; threshold=-2")
-    logits = torch.tensor([[0.9, -3.0, -3.0], [0.1, 0.9, 0.1], [0.1, 0.1, 0.9]])
+    logits = torch.tensor([[0.9, -3.0, -3.0], [0.3, 0.9, 0.1], [0.1, 0.2, 0.9]])
     loss = t.from_logits(logits, reduction="none")
-    assert loss[0] > 0
-    assert loss[1] == loss[2] == 0
+    left = logits.masked_fill(logits == torch.tensor([[1.0], [0.3], [0.2]]), -torch.inf)  # the least similar one stays
+    torch.testing.assert_close(loss, cp.InfoNCE(0.5).from_logits(left, reduction="none"))
     assert t.counts["without_negatives"] == 2
+    numbers = t.report(logits, call="from_logits")
+    assert (numbers["without_negatives"], numbers["excluded"]) == (2, pytest.approx(2 / 3))
     with pytest.raises(ValueError, match="every anchor of this step"):
         t.from_logits(logits[1:])
+
+
+@pytest.mark.parametrize(
+    ("pairing", "engine"),
+    [
+        *((pairing, engine) for pairing in ("one_way", "views", "symmetric") for engine in ("tiles:3", "chunks:3")),
+        ("joint", "matrix"),
+        ("joint", "tiles:3"),
+    ],
+)
+@pytest.mark.parametrize("guided", [False, True])
+def test_the_least_similar_key_stays_in_every_engine(engine, pairing, guided):
+    z = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    g = normalize(z.roll(1, 0) if guided else z, dim=2)
+    rows = {"one_way": g[0], "views": g.flatten(0, 1), "symmetric": g.flatten(0, 1), "joint": g[0]}[pairing]
+    keys = g.flatten(0, 1)
+    s = (rows @ keys.T).masked_fill(torch.arange(len(rows))[:, None] % 6 == torch.arange(12) % 6, 9)
+    if pairing in ("one_way", "symmetric"):
+        s = s.masked_fill((torch.arange(len(rows))[:, None] < 6) == (torch.arange(12) < 6), 9)
+    if pairing == "joint":  # of other anchors, too
+        s = torch.cat([s, (g[1] @ keys.T).masked_fill(torch.arange(6)[:, None] == torch.arange(12) % 6, 9)], 1)
+    value = float(s.amin(1).median())
+    t = cp.treatment(f"infonce:t=0.5; threshold={value}" + "; guide=g" * guided)
+    how = {"pairing": pairing, "engine": engine, **({"guide": [*g]} if guided else {})}
+    t(*z, **how)
+    counted, emptied = t.counts["without_negatives"], int((s.amin(1) > value + 1e-9).sum())
+    assert counted == emptied > 0
+    assert t.report(*z, **how)["without_negatives"] == emptied
+    wanted = cp.InfoNCE(0.5)(*z, **{**how, "engine": "matrix"}, false_negatives=t.rules, empty="keep")
+    torch.testing.assert_close(t(*z, **how), wanted)
 
 
 def test_says_which_logits_have_no_keys_in_common():
@@ -167,9 +199,10 @@ def test_counts_excluded_keys_and_empty_anchors_of_embeddings(pairing):
     anchors, keys = (6, 1) if pairing == "one_way" else (12, 2 if pairing == "views" else 1)
     assert t.counts == {"anchors": anchors, "excluded": anchors // 3 * keys, "without_negatives": 0}
     assert t(Z1, Z2, ids=IDS, empty="zero").isfinite()  # nothing is empty
-    z, keys = torch.eye(3), torch.tensor([[1.0, 1, 1], [0, 1, 0], [0, 0, 1]])
+    z, keys = torch.eye(3), torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 1]])
     t = cp.treatment("infonce:t=0.5; threshold=0.5")
     loss = t(z, keys, pairing="one_way", reduction="none")
+    assert t.counts["without_negatives"] == 1
     logits = z @ normalize(keys, dim=1).T
     torch.testing.assert_close(t.from_logits(logits, reduction="none"), loss)
     assert t.counts["anchors"] == 6
@@ -177,7 +210,35 @@ def test_counts_excluded_keys_and_empty_anchors_of_embeddings(pairing):
         cp.treatment("infonce; threshold=-2")(Z1, Z2)
 
 
-def test_scores_are_refused():
-    for text in ("duplicates", "margin=0.1"):
-        with pytest.raises(TypeError, match="do not say which keys"):
-            cp.treatment(f"infonce; {text}").from_scores(LOGITS.diagonal(), LOGITS)
+def test_excludes_scores_by_pairs_of_ids_by_rules_and_by_a_guide():
+    queue, others = normalize(torch.randn(9, 8, generator=G, dtype=torch.float64), dim=1), torch.arange(9) // 2
+    pos, neg, ids = (Z1 * Z2).sum(1), Z1 @ queue.T, (IDS, others)
+    guide = torch.rand(6, generator=G, dtype=torch.float64), torch.rand(6, 9, generator=G, dtype=torch.float64)
+    bank = cp.Keys(queue, ids=others)
+    t = cp.treatment("infonce:t=0.5; ids=y; margin=-0.1")
+    right = cp.InfoNCE(0.5)(Z1, Z2, queue=bank, ids=IDS, false_negatives=cp.margin(-0.1), empty="keep")
+    torch.testing.assert_close(t.from_scores(pos, neg, ids=ids), right)
+    assert t.counts["anchors"] == 6
+    assert t.report(pos, neg, call="from_scores", ids=ids)["excluded"] == t.counts["excluded"] / 6 > 0
+    t = cp.treatment("infonce:t=0.5; duplicates=texts; guide=g; margin=0")
+    texts = ["abcdef"[i] for i in IDS], ["abcdef"[i] for i in others]
+    loss = t.from_scores(pos, neg, duplicates=texts, guide=guide)
+    apart = IDS[:, None] != others
+    least = guide[1].masked_fill(~apart, 2).amin(1)
+    mask = apart & (guide[1] <= torch.maximum(guide[0], least)[:, None])
+    torch.testing.assert_close(loss, cp.InfoNCE(0.5).from_scores(pos, neg, mask))
+
+
+@pytest.mark.parametrize(
+    ("text", "known", "message"),
+    [
+        ("ids=y", {"ids": IDS}, "ids=y: of scores, expected a pair, anchors' and keys', got Tensor"),
+        ("ids=y", {"ids": (IDS, IDS[:2])}, "ids=y: expected 6 and 6 values, got 6 and 2"),
+        ("duplicates", {}, "duplicates: of scores, expected a pair"),
+        ("labels=y", {}, "labels=y: scores do not say which keys are positives, too; use ids="),
+        ("margin=0; guide=g", {"guide": (LOGITS[0], LOGITS[1:])}, r"guide: expected scores \(6, 6\), got \(5, 6\)"),
+    ],
+)
+def test_refuses_what_scores_do_not_say(text, known, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        cp.treatment(f"infonce; {text}").from_scores(LOGITS.diagonal(), LOGITS, **known)

@@ -24,6 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from specs import keyed
 
 import counterpoint as cp
+from counterpoint.plugins.encoders import follow
 from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
 
 st = pytest.importorskip("sentence_transformers")
@@ -105,6 +106,24 @@ def test_labels_are_ids_or_classes(model):
         torch.testing.assert_close(ours, cp.objective("hcl:t=0.1")(a, b, pairing="one_way", **{name: labels}))
     with pytest.raises(ValueError, match="labels='ids' needs a dataset with a column label"):
         ContrastiveLoss(model, "hcl", labels="ids")(data, None)
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_the_model_before_the_first_step_guides(model, kind, columns):
+    model.eval()
+    data, first = texts(columns, 12), copy.deepcopy(model)
+    loss, mean = (kind(model, f"infonce:t=0.05; guide={which}; margin=0.02") for which in ("self", "ema"))
+    assert_equal(value_and_gradients(loss, data), value_and_gradients(mean, data), 5e-6)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.3 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    for each in (loss, mean):
+        wanted = value_and_gradients(kind(model, "infonce:t=0.05; margin=0.02", guide=first), data)
+        assert_equal(value_and_gradients(each, data), wanted, 5e-6)
+        follow(first, model)
+    different = value_and_gradients(loss, data)[0] - value_and_gradients(kind(model), data)[0]
+    assert different.abs() > 1e-3  # the guide leaves out something
 
 
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import json
@@ -253,6 +254,28 @@ def test_an_objective_gets_what_the_host_compares(models, spec):
     found = injected(net, inputs)
     loss = cp.objective(spec)(*embeddings(net, inputs["input_ids"]), pairing=ONE_WAY)
     assert_gradient(net, inputs, loss, found)
+
+
+@pytest.mark.parametrize("pooler_type", ["cls", "avg"])
+def test_the_encoder_guides_with_hard_negatives(models, pooler_type):
+    net, inputs = model(models, dropout=0.2, pooler_type=pooler_type, temp=0.3), batch(3)
+    spec = "infonce:t=0.3; guide=self; margin=-0.1"
+    seam = simcse.patch(spec)
+    net(**inputs).backward()  # the guide is as it was here, without dropout
+    twin = copy.deepcopy(net).eval()
+    for p in net.eval().parameters():
+        p.data += 0.3 * torch.randn_like(p)
+    z = [each.bert(inputs["input_ids"]).mean(2) for each in (net, twin)]
+    z = [each.mlp(x) if pooler_type == "cls" else x for each, x in zip((net, twin), z, strict=True)]
+    net.zero_grad()
+    net(**inputs).backward()
+    seam.end()
+    (z1, z2, z3), (g1, g2, g3) = z[0].unbind(1), z[1].unbind(1)
+    hard = cp.Keys(z3, own_log_weight=0.7, guide=g3)
+    loss = cp.InfoNCE(0.3)(z1, z2, negatives=hard, guide=[g1, g2], false_negatives="margin(-0.1)", empty="keep")
+    found = {name: p.grad for name, p in net.named_parameters()}
+    assert_gradient(net, inputs, loss, found)
+    assert float(seam.objective(None).counts["anchors"]) == 12
 
 
 def test_hard_negatives_and_their_weight(models):

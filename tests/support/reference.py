@@ -161,7 +161,9 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
             for kind, x in batch.rules
         ]
         left = [k for k in keys if (k >= hard and not batch.hard_rules) or all(judge[anchor, k] <= m for m in most)]
-        assert left or batch.empty == "zero"
+        assert left or batch.empty != "error"
+        if not left and batch.empty == "keep":
+            left = least_similar(judge[anchor], keys)
         return (left, True) if left else (keys, False)
 
     def row(
@@ -301,12 +303,22 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
             for kind, x in batch.rules
         ]
         left = [p for p in pairs if (p[3] and not batch.hard_rules) or all(judge[p[0], p[1]] <= x for x in most)]
-        assert left or batch.empty == "zero"
+        assert left or batch.empty != "error"
+        if not left and batch.empty == "keep":
+            near = least_similar(torch.stack([judge[a, b] for a, b, *_ in pairs]), [*range(len(pairs))])
+            left = [pairs[i] for i in near]
         used = left or pairs
         values, weights = torch.stack([s[a, b] for a, b, *_ in used]), torch.stack([w for _, _, w, _ in used])
         times = 2.0 if "doc_to_query" in batch.directions else 1.0
         known = [x if y is None else float(y[i]) for x, y in ((None, batch.prior), (1.0, batch.positive_factor))]
         yield Row(s[query, doc][None], values, weights, *known, counts=bool(left), times=times)
+
+
+def least_similar(s: Tensor, keys: list[int]) -> list[int]:
+    """The keys with the smallest similarity, up to rounding."""
+    most = float(s[keys].min())
+    most += 32 * torch.finfo(s.dtype).eps * max(1.0, abs(most))
+    return [k for k in keys if s[k] <= most]
 
 
 # ---- formulas --------------------------------------------------------------------------------------

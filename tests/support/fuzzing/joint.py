@@ -45,7 +45,7 @@ JOINT = st.fixed_dictionaries(
         "rules": st.just([]) | st.lists(RULES, min_size=1, max_size=2),
         "hard_rules": st.booleans(),
         "guide": st.booleans(),
-        "empty": st.sampled_from(["error", "zero"]),
+        "empty": st.sampled_from(["error", "zero", "keep"]),
         "prior": st.booleans(),
         "weights": st.booleans(),
         "size": st.integers(2, 6),

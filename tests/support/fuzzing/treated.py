@@ -62,7 +62,7 @@ def check_treated(case: dict[str, Any]) -> None:
         ids = same
     rules = [str(rule) for rule in treated.rules]
     options: dict[str, Any] = {"pairing": case["pairing"], "reduction": case["reduction"]}
-    options |= {"false_negatives": rules, "empty": "zero"} if rules else {}
+    options |= {"false_negatives": rules, "empty": "keep"} if rules else {}
     options |= {"guide": [*guide]} if guided else {}
     options |= {"labels" if "labels" in text else "ids": ids}
     known: dict[str, Any] = {"duplicates": texts} if "texts" in text else {}
@@ -104,8 +104,6 @@ def check_treated(case: dict[str, Any]) -> None:
             if way == "plain":
                 return
             continue
-        if loss_fn.couples_anchors and loss_fn.counts["without_negatives"] > 0:
-            continue  # of embeddings, statistics of the batch include the negatives of these anchors
         slopes = gradients(loss.sum(), leaves)
         outcomes.append((way, [loss.detach(), *slopes]))
         counts[f"treated, {way}: {case['told']}"] += 1

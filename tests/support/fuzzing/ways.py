@@ -34,7 +34,7 @@ RULED = st.builds(
             "rules": st.just([]) | st.lists(RULES, min_size=1, max_size=2),
             "hard_rules": st.booleans(),
             "guide": st.booleans(),
-            "empty": st.sampled_from(["error", "zero"]),
+            "empty": st.sampled_from(["error", "zero", "keep"]),
             "log_q": st.booleans(),
             "in_batch": st.booleans(),
         }
