@@ -120,7 +120,7 @@ class Treatment(Wrapper):
         call = self.objective if checks.compiling() else super().forward
         return call(*views, gather=gather, reduction=reduction, **options)
 
-    def from_scores(self, pos: Tensor, neg: Any, mask: Tensor | None = None, **options: Any) -> Tensor:  # type: ignore[override]
+    def from_scores(self, pos: Tensor, neg: Any, mask: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of similarities; ``ids``, ``duplicates`` and ``guide`` are pairs, of anchors and of keys.
 
         Args:
