@@ -216,12 +216,8 @@ def cell(task: str, objective: str | None, seed: int, label: str | None = None, 
     return {**shared, **named, **settings.arguments()}
 
 
-def train(run: Run, cache: Path, keep: int = 0) -> None:
-    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``.
-
-    ``keep`` is the number of held-out observations whose features are stored for plots, labeled by quarters of the
-    first quantity.
-    """
+def train(run: Run, cache: Path) -> None:
+    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``."""
     arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
     data = collect(cache, arguments["dataset"], arguments["episodes"], arguments["length"], settings.size)
     run.data(store.checksum(data.frames.numpy().tobytes()))
@@ -235,10 +231,6 @@ def train(run: Run, cache: Path, keep: int = 0) -> None:
         encoder = pretrain(frames, arguments["objective"], settings, arguments["updates"], arguments["scores"], run)
         x, x_new = (features(encoder, part, settings.crop) for part in (frames, frames_new))
     result, details = score(data, settings.stack, x, x_new)
-    if keep:
-        position = new.targets(settings.stack)[:keep, 0].contiguous()
-        quarter = torch.bucketize(position, position.quantile(torch.tensor([0.25, 0.5, 0.75])))
-        run.keep(x_new[:keep], quarter, "1234", f"quarter of {data.names[0]}, from the lowest")
     run.finish(result, **details)
 
 
