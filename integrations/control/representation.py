@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from math import isnan
@@ -32,7 +31,7 @@ from .. import store
 from ..domain import check_whole
 from ..store.files import load_checked
 from ..store.run import Run
-from .agent import Agent, Contrast, check_objective
+from .agent import Contrast, check_objective
 from .environment import Control, action_repeat, check_task
 from .networks import Encoder, center_crop, follow, initialize, random_crop
 from .settings import AgentSettings, RepresentationSettings
@@ -147,15 +146,6 @@ def principal_components(frames: Tensor, new: Tensor, count: int, crop: int) -> 
     mean = x.mean(0)
     _, _, v = torch.svd_lowrank(x - mean, q=min(count, len(x)), niter=4)
     return (x - mean) @ v, (x_new - mean) @ v
-
-
-def evaluate_agent(agent: Agent, arguments: Mapping[str, Any], cache: Path) -> dict[str, float]:
-    """Evaluate the encoder of an agent that learns from pixels: R^2 of every quantity, and their means."""
-    settings, encoder = agent.settings, agent.critic.encoder
-    data = collect(cache, arguments["dataset"], size=settings.size)
-    parts = (part.stacks(settings.stack).to(agent.device) for part in data.split())
-    means, details = score(data, settings.stack, *(features(encoder, part, settings.crop) for part in parts))
-    return {**means, **details["quantities"]}
 
 
 # ---- ridge regression --------------------------------------------------------------------------
