@@ -25,7 +25,6 @@ class Preset:
 
     objective: str | None  # the spec; None where no objective is trained
     settings: Mapping[str, Any]  # what differs from the defaults of the domain's Settings
-    sources: Mapping[str, str] = field(default_factory=dict)  # where each of these stands in the paper or its code
 
 
 def majority(labels: Iterable[Any]) -> float:

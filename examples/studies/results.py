@@ -276,13 +276,12 @@ def short_table(columns: Sequence[Column]) -> Iterator[str]:
 
 def together(pooled: Pooled) -> Iterator[str]:
     """Yield what several data sets say together, and a table of its numbers."""
-    if pooled.verdicts:
-        yield f"{_plain(pooled_reading(pooled))}\n"
-    columns = pooled_numbers(pooled)
-    yield f"| {' | '.join(['all data sets', *columns])} |"
-    yield "|---" * (1 + len(columns)) + "|"
-    for row in dict.fromkeys(row for texts in columns.values() for row in texts):
-        yield f"| {' | '.join([_plain(row), *(texts.get(row, '') for texts in columns.values())])} |"
+    yield f"{_plain(pooled_reading(pooled))}\n"
+    head, texts = pooled_numbers(pooled)
+    yield f"| all data sets | {head} |"
+    yield "|---|---|"
+    for row, text in texts.items():
+        yield f"| {_plain(row)} | {text} |"
     yield ""
 
 

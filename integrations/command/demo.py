@@ -30,7 +30,6 @@ ROWS = {  # {t} and {denominator} are the domain's
     "InfoNCE + DP": "infonce:t={t}{denominator} + 0.1*dp",
     "ArCL, 4 views": "arcl(infonce:t={t}{denominator}):views=4",
 }
-EMBEDDINGS_PER_RUN = 300  # stored for the pictures
 MOST_JOBS = 4
 PLANTED = "planted"
 PARTS = (PLANTED, *NAMES)
@@ -64,9 +63,9 @@ def cells(
 
 
 def train(run: Run, cache: Path) -> None:
-    """Train one cell of any domain, and keep embeddings of some samples; ``cache`` is a folder of rendered frames."""
+    """Train one cell of any domain; ``cache`` is a folder of rendered frames."""
     name, _, _ = run.arguments["domain"].partition("-")  # of "control-representation", control
-    _runs(name).train(run, cache, EMBEDDINGS_PER_RUN)
+    _runs(name).train(run, cache)
 
 
 def _runs(name: str) -> Any:

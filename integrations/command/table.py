@@ -164,7 +164,6 @@ COMMANDS = {
         "..control.commands:eval",
         "evaluate trained control agents",
         "eval control runs/control/cartpole-swingup --episodes 10",
-        "eval control runs/control/cartpole-swingup/NAME/seed1 --representation frames",
     ),
     "report": _command(
         ".report",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
@@ -64,8 +63,6 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or their URLs")
     episodes = "deterministic episodes, on center crops (%(default)s)"
     add("--episodes", type=flags.whole(1), default=10, metavar="N", help=episodes)
-    ridge = "also evaluate the encoder by ridge regression of the state, on episodes cached in this folder (no)"
-    add("--representation", type=Path, metavar="FOLDER", help=ridge)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs(arguments.runs))
 
@@ -77,24 +74,22 @@ def eval_command(arguments: argparse.Namespace) -> int:
     runs = [run for run in store.find_runs(arguments.runs) if run.arguments["domain"] == "control" and not run.tuning]
     if not runs:
         raise ValueError(f"no runs of control in {', '.join(map(str, arguments.runs))}.")
-    evaluated = list(flags.each(runs, partial(_evaluate, options=arguments)))
+    evaluated = list(flags.each(runs, partial(_evaluate, episodes=arguments.episodes)))
     if arguments.json:
         print(json.dumps([result for _, result in evaluated], indent=1))
         return 0
     for run, result in evaluated:
         score = f"{result['score']:.1f} ± {result['spread']:.1f}"
         print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.address})")
-        for name, value in result.get("representation", {}).items():
-            print(f"  {name:28}{value:7.3f}")
     return 0
 
 
-def _evaluate(run: Run, options: argparse.Namespace) -> dict[str, Any]:
-    from . import evaluation, representation, training
+def _evaluate(run: Run, episodes: int) -> dict[str, Any]:
+    from . import evaluation, training
 
     agent, arguments = training.restore(run), run.arguments
-    returns = evaluation.evaluate(agent, arguments, options.episodes)
-    result: dict[str, Any] = {
+    returns = evaluation.evaluate(agent, arguments, episodes)
+    return {
         "task": arguments["dataset"],
         "name": run.name,
         "seed": arguments["seed"],
@@ -103,6 +98,3 @@ def _evaluate(run: Run, options: argparse.Namespace) -> dict[str, Any]:
         "spread": float(returns.std()),
         "returns": returns.tolist(),
     }
-    if options.representation is not None:
-        result["representation"] = representation.evaluate_agent(agent, arguments, options.representation)
-    return result

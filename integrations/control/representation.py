@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from math import isnan
@@ -32,7 +31,7 @@ from .. import store
 from ..domain import check_whole
 from ..store.files import load_checked
 from ..store.run import Run
-from .agent import Agent, Contrast, check_objective
+from .agent import Contrast, check_objective
 from .environment import Control, action_repeat, check_task
 from .networks import Encoder, center_crop, follow, initialize, random_crop
 from .settings import AgentSettings, RepresentationSettings
@@ -149,15 +148,6 @@ def principal_components(frames: Tensor, new: Tensor, count: int, crop: int) -> 
     return (x - mean) @ v, (x_new - mean) @ v
 
 
-def evaluate_agent(agent: Agent, arguments: Mapping[str, Any], cache: Path) -> dict[str, float]:
-    """Evaluate the encoder of an agent that learns from pixels: R^2 of every quantity, and their means."""
-    settings, encoder = agent.settings, agent.critic.encoder
-    data = collect(cache, arguments["dataset"], size=settings.size)
-    parts = (part.stacks(settings.stack).to(agent.device) for part in data.split())
-    means, details = score(data, settings.stack, *(features(encoder, part, settings.crop) for part in parts))
-    return {**means, **details["quantities"]}
-
-
 # ---- ridge regression --------------------------------------------------------------------------
 
 
@@ -216,12 +206,8 @@ def cell(task: str, objective: str | None, seed: int, label: str | None = None, 
     return {**shared, **named, **settings.arguments()}
 
 
-def train(run: Run, cache: Path, keep: int = 0) -> None:
-    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``.
-
-    ``keep`` is the number of held-out observations whose features are stored for plots, labeled by quarters of the
-    first quantity.
-    """
+def train(run: Run, cache: Path) -> None:
+    """Train and evaluate one cell; bind ``cache``, the folder of the episodes, and pass it to ``run_grid``."""
     arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
     data = collect(cache, arguments["dataset"], arguments["episodes"], arguments["length"], settings.size)
     run.data(store.checksum(data.frames.numpy().tobytes()))
@@ -235,10 +221,6 @@ def train(run: Run, cache: Path, keep: int = 0) -> None:
         encoder = pretrain(frames, arguments["objective"], settings, arguments["updates"], arguments["scores"], run)
         x, x_new = (features(encoder, part, settings.crop) for part in (frames, frames_new))
     result, details = score(data, settings.stack, x, x_new)
-    if keep:
-        position = new.targets(settings.stack)[:keep, 0].contiguous()
-        quarter = torch.bucketize(position, position.quantile(torch.tensor([0.25, 0.5, 0.75])))
-        run.keep(x_new[:keep], quarter, "1234", f"quarter of {data.names[0]}, from the lowest")
     run.finish(result, **details)
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from ..store.run import Run
 from . import training
-from .data import KINDS, prepare
-from .model import embed
 
 COMMON = {"t": "0.2", "denominator": ",denominator=negatives"}
 SETTINGS: dict[str, Any] = {"epochs": 12, "folds": 3, "probe": "knn"}
@@ -22,9 +20,6 @@ def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     return training.cell("demo", objective, seed, **settings)
 
 
-def train(run: Run, cache: Path, count: int) -> None:
-    """Train one cell, and keep the embeddings of the first graphs."""
+def train(run: Run, cache: Path) -> None:
+    """Train one cell."""
     training.train(run)
-    data, _, _ = prepare(run.arguments)
-    z = embed(training.restore(run).encoder, data)
-    run.keep(z[:count], data.y[:count], KINDS, "kind of graph")

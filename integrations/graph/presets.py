@@ -6,8 +6,8 @@ from counterpoint.names import nearest
 
 from ..domain import Preset, check_choice
 
-COMMANDS = "Wu et al. 2023 (ADNCE, arXiv:2305.17440), the published commands of its graph code"
-# for COLLAB the commands have mu=0.3, for IMDB-BINARY t=0.55, neither of which Table 9 has
+# from the published commands of ADNCE's graph code, which have mu=0.3 for COLLAB and t=0.55 for IMDB-BINARY, neither of
+# which Table 9 has
 AUGMENT = {
     "NCI1": "random3",
     "PROTEINS": "random4",
@@ -18,10 +18,8 @@ AUGMENT = {
     "REDDIT-MULTI-5K": "random2",
     "IMDB-BINARY": "random2",
 }
-PRESETS = {
-    "graphcl": "You et al. 2020 (GraphCL, arXiv:2010.13902), unsupervised_TU: t=0.2, no positive in the denominator",
-    "adnce": "Wu et al. 2023 (ADNCE, arXiv:2305.17440), Table 9: t, mu and sigma of each data set",
-}
+# GraphCL (arXiv:2010.13902), unsupervised_TU; ADNCE (arXiv:2305.17440), Table 9, t, mu and sigma of each data set
+PRESETS = ("graphcl", "adnce")
 
 
 def preset(name: str, dataset: str) -> Preset:
@@ -34,11 +32,10 @@ def preset(name: str, dataset: str) -> Preset:
     """
     check_choice("preset", name, PRESETS)
     settings = {"augment": AUGMENT.get(dataset, "random2")}
-    sources = {"objective": PRESETS[name], "augment": COMMANDS if dataset in AUGMENT else "not stated"}
     if name == "graphcl":
-        return Preset("infonce:t=0.2,denominator=negatives", settings, sources)
+        return Preset("infonce:t=0.2,denominator=negatives", settings)
     from ..report.papers import paper_settings
 
     if (known := paper_settings("graph", dataset)) is None:
         raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, AUGMENT)}")
-    return Preset("adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings, sources)
+    return Preset("adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings)

@@ -7,8 +7,6 @@ from typing import Any
 
 from ..store.run import Run
 from . import training
-from .data import prepare
-from .evaluation import features
 
 COMMON = {"t": "0.2", "denominator": ""}
 SETTINGS: dict[str, Any] = {"backbone": "conv4", "channels": 8, "epochs": 9, "batch": 128, "probe": ["knn"]}
@@ -22,9 +20,6 @@ def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     return training.cell("digits", objective, seed, **settings)
 
 
-def train(run: Run, cache: Path, count: int) -> None:
-    """Train one cell, and keep the embeddings of the first test images."""
+def train(run: Run, cache: Path) -> None:
+    """Train one cell."""
     training.train(run)
-    test = prepare(run.arguments).test
-    z = features(training.restore(run).encoder, test.x[:count])
-    run.keep(z, test.y[:count], test.classes, "digit")

@@ -23,9 +23,8 @@ from markupsafe import Markup, escape
 
 from counterpoint.diagnose.plots import figure
 
-from ..store.cell import HOST
 from ..store.files import atomic, finite
-from ..store.run import Embeddings, Run
+from ..store.run import Run
 from . import plots
 from .summary import Column, Report, summarise
 from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, terminal, together
@@ -33,7 +32,7 @@ from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, term
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WIDE, SMALL = 3.6, 1.7  # inches: the width of a phone, and half of it
+WIDE = 3.6  # inches: the width of a phone
 GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
 
 
@@ -51,22 +50,18 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
     except ImportError as error:
         missing = str(error)
 
-    def draw(name: str, alt: str, height: float = 2.7, small: bool = False, **content: Any) -> Markup:
+    def draw(name: str, alt: str, height: float = 2.7, **content: Any) -> Markup:
         """Return what a function of :mod:`.plots` draws; ``alt`` describes it."""
-        drawing = figure(SMALL if small else WIDE, height)
+        drawing = figure(WIDE, height)
         axes = drawing.add_subplot()
         getattr(plots, f"draw_{name}")(axes, **content)
         axes.set_title("")
         axes.set_ylabel("")
-        if small:
-            axes.set_xlabel("")
-            axes.tick_params(labelsize=7)
         return Markup(svg(drawing, alt, f"p{next(number)}-"))
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
     environment.filters["breakable"] = lambda name: Markup(re.sub(r"([,:(])", r"\1<wbr>", str(escape(name))))
-    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves, "colours": plots.CLASSES}
-    environment.globals |= {"specs": _specs, "embeddings": _embeddings, "origin": _origin}
+    environment.globals |= {"zip": zip, "draw": draw, "curves": plots.curves, "origin": _origin}
     columns, runs = report.columns, [run for column in report.columns for run in column.runs]
     checks = (row for column in columns for row in column.checks)
     return environment.from_string((folder / "page.html.jinja").read_text(encoding="utf-8")).render(
@@ -101,23 +96,6 @@ def svg(drawing: Figure, alt: str, prefix: str) -> str:
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)  # in the page's font
     text = text.replace("<text ", '<text fill="currentColor" ')
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
-
-
-def _specs(column: Column) -> dict[str, str]:
-    """Return the objective of each row that has one of ours, and not a host's settings."""
-    rows = {row: cell.runs[0].arguments for row, cell in column.cells.items()}
-    return {
-        row: own["objective"]
-        for row, own in rows.items()
-        if own["objective"] not in (None, HOST) and not own.get("like")
-    }
-
-
-def _embeddings(column: Column) -> dict[str, tuple[int, Embeddings]]:
-    """Return the embeddings that each row's first seed has stored, and that seed."""
-    first = {row: min(cell.runs, key=lambda run: int(run.arguments["seed"])) for row, cell in column.cells.items()}
-    stored = {row: (run.arguments["seed"], run.embeddings()) for row, run in first.items()}
-    return {row: (seed, z) for row, (seed, z) in stored.items() if z is not None}
 
 
 def _origin(column: Column) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, cycle
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-import counterpoint as cp
-from counterpoint.diagnose.plots import COLOURS, DASHES, draw_distances, draw_weights, figure, tidy
+from counterpoint.diagnose.plots import COLOURS, DASHES, figure, tidy
 
 from ..store.files import atomic
-from ..store.run import Embeddings, Run
+from ..store.run import Run
 from .summary import Column, Report
 
 if TYPE_CHECKING:
@@ -27,9 +26,6 @@ if TYPE_CHECKING:
 
 PANELS = 3  # learning curves side by side
 GREY = "#808080"
-CLASSES = (  # matplotlib's tab10
-    "#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd", "#8c564b", "#e377c2", "#7f7f7f", "#bcbd22", "#17becf",
-)  # fmt: skip
 POINTS = 60  # of a curve; longer curves are averaged in bins
 
 Series = dict[str, tuple[torch.Tensor, torch.Tensor]]  # the steps and the values of each number
@@ -238,36 +234,3 @@ def _band(logs: Sequence[Series], key: str) -> tuple[list[float], list[float], l
     size = max(1, math.ceil(int(common.sum()) / POINTS))
     steps, means, spreads = ([float(x.mean()) for x in each[common].split(size)] for each in (steps, means, spreads))
     return steps, means, spreads
-
-
-def draw_training_weights(axes: Axes, specs: Mapping[str, str], looks: dict[str, Style]) -> None:
-    """Draw the weights that objectives give to negatives, see :func:`counterpoint.diagnose.plots.plot_weights`."""
-    draw_weights(axes, [(cp.objective(spec), looks[row].colour, looks[row].dash) for row, spec in specs.items()])
-    tidy(axes)
-
-
-def draw_histogram(axes: Axes, embeddings: Embeddings) -> None:
-    """Draw distances within and between classes, see :func:`counterpoint.diagnose.plots.plot_distances`."""
-    draw_distances(axes, [embeddings.z], labels=embeddings.labels)
-    tidy(axes)
-
-
-def draw_plane(axes: Axes, embeddings: Embeddings) -> None:
-    """Draw the two first principal components of normalized embeddings, colored by class."""
-    z = torch.nn.functional.normalize(embeddings.z.double())
-    z = z - z.mean(0)
-    _, _, v = torch.linalg.svd(z, full_matrices=False)
-    v = v * v.gather(1, v.abs().argmax(1, keepdim=True)).sign()  # else the signs would depend on the machine
-    points = z @ v[:2].T
-    low, high = points.amin(0), points.amax(0)
-    side = 1.1 * max(float((high - low).max()), 1e-9)
-    points = (points - (low + high) / 2) / side + 0.5  # within the unit square
-    for label in range(len(embeddings.names)):
-        members = points[embeddings.labels == label]
-        if len(members):
-            axes.plot(*members.T.tolist(), ".", color=CLASSES[label % len(CLASSES)], markersize=3.5, alpha=0.8)
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.set_box_aspect(1)
-    axes.spines[:].set_color("0.8")

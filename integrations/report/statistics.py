@@ -228,17 +228,3 @@ def random_effects(effects: Sequence[float], variances: Sequence[float]) -> tupl
     between = brentq(lambda x: weighted(x)[1] - freedom, low, high) if weighted(low)[1] > freedom else low
     mean, squares, weight = weighted(between)
     return mean, math.sqrt(max(1.0, squares / freedom) / weight)
-
-
-def interquartile_mean(scores: Sequence[Sequence[float]], draws: int = 2000) -> tuple[float, float, float]:
-    """Return the mean of the middle half of all scores and its 95 % interval, over seeds drawn again in each task.
-
-    ``scores`` are a list per task, on one scale; rliable (https://arxiv.org/abs/2108.13264) recommends this where tasks
-    are many and seeds few. The draws have a fixed seed.
-    """
-    import numpy as np
-
-    trimmed, rng = _stats().trim_mean, np.random.default_rng(0)
-    drawn = np.concatenate([rng.choice(np.asarray(task, float), (draws, len(task))) for task in scores], axis=1)
-    low, high = np.quantile(trimmed(drawn, 0.25, axis=1), (0.025, 0.975))
-    return float(trimmed(np.concatenate(scores), 0.25)), float(low), float(high)

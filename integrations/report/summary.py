@@ -116,16 +116,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Pooled:
-    """Several data sets together: verdicts on the differences to a baseline that all have, from 3 data sets on.
-
-    For control, from 2 tasks on, also each row's interquartile mean of all scores with its interval.
-    """
+    """Several data sets together: verdicts on the differences to a baseline that all have, from 3 data sets on."""
 
     domain: str
     metric: str
     baseline: str
     verdicts: dict[str, Verdict]
-    interquartile: dict[str, tuple[float, float, float]]
 
     @property
     def digits(self) -> int:
@@ -241,14 +237,8 @@ def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:
         for column in members:
             for row, verdict in column.compared.items():
                 known[row].append(verdict)
-        means: dict[str, tuple[float, float, float]] = {}
-        if domain.startswith("control") and len(members) > 1:  # all tasks have the same scale
-            rows = [row for row in members[0].cells if all(row in column.cells for column in members)]
-            scores = {row: [list(column.cells[row].values.values()) for column in members] for row in rows}
-            means = {row: statistics.interquartile_mean(tasks) for row, tasks in scores.items()}
-        verdicts = statistics.pool(known, max(column.margin for column in members))
-        if verdicts or means:
-            yield Pooled(domain, metric, baseline, verdicts, means)
+        if verdicts := statistics.pool(known, max(column.margin for column in members)):
+            yield Pooled(domain, metric, baseline, verdicts)
 
 
 def _row_names(runs: Iterable[Run]) -> dict[Path, str]:

@@ -69,22 +69,17 @@ def _overview(title: str, columns: Sequence[Column], pooled: Iterable[Pooled], b
     for row, line in body.items():
         line += [_mean(column, column.cells[row], best) if row in column.cells else "" for column in columns]
     for one in pooled:
-        for name, texts in pooled_numbers(one).items():
-            head.append(name)
-            for row, line in body.items():
-                line.append(texts.get(row, ""))
+        name, texts = pooled_numbers(one)
+        head.append(name)
+        for row, line in body.items():
+            line.append(texts.get(row, ""))
     return Table(title, list(body), head, list(body.values()), overview_reading(columns))
 
 
-def pooled_numbers(pooled: Pooled) -> dict[str, dict[str, str]]:
-    """Return the numbers of several data sets together: under the head of a column, the text of each row."""
+def pooled_numbers(pooled: Pooled) -> tuple[str, dict[str, str]]:
+    """Return the head of the column of several data sets together, and the text of each row."""
     differences = {row: with_interval(v.difference, v.low, v.high, pooled.digits) for row, v in pooled.verdicts.items()}
-    means = {row: f"{mean:.3g} [{low:.3g}, {high:.3g}]" for row, (mean, low, high) in pooled.interquartile.items()}
-    columns = {
-        f"{pooled.metric}, {DIFFERENCE[0]}, random effects": differences,
-        f"{pooled.metric}, interquartile mean [95%]": means,
-    }
-    return {head: texts for head, texts in columns.items() if texts}
+    return f"{pooled.metric}, {DIFFERENCE[0]}, random effects", differences
 
 
 def _table(column: Column, best: str) -> Table:
@@ -133,7 +128,7 @@ def opening(report: Report) -> list[str]:
 
 def together(report: Report) -> list[str]:
     """Return the sentences on several data sets together, and on the items of each."""
-    several = [pooled_reading(pooled) for pooled in report.pooled if pooled.verdicts]
+    several = [pooled_reading(pooled) for pooled in report.pooled]
     return several + [sentence for one in report.items for sentence in one.sentences()]
 
 
@@ -214,6 +209,6 @@ def plain(report: Report) -> dict[str, Any]:
             rows.append({**numbers, "paper": paper})
         head = {key: value for key, value in vars(column).items() if key != "cells"}
         columns.append({**head, "reading": reading(column), "rows": rows})
-    pooled = [{**asdict(one), "reading": pooled_reading(one) if one.verdicts else ""} for one in report.pooled]
+    pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]
     data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
     return data | ({"items": [one.plain() for one in report.items]} if report.items else {})

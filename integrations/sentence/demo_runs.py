@@ -44,16 +44,14 @@ def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     return {**shared, "objective": objective, **untrained}
 
 
-def train(run: Run, cache: Path, count: int) -> None:
-    """Train one cell, score it, and keep the embeddings of some sentences."""
+def train(run: Run, cache: Path) -> None:
+    """Train one cell, and score it."""
     seed = run.arguments["seed"]
     run.load()  # clears the log of an interrupted run, which starts again as it takes seconds
     model, pairs = encoder(seed), scored(600, seed)
     if run.arguments["steps"]:
         _fit(run, model)
     score = sts.score(pairs, encode.embed(model, pairs.texts)).spearman
-    texts, labels, names = labelled(count, seed)
-    run.keep(encode.encoder(model)(texts), labels, names, "who the sentence is about")
     run.finish({"Spearman": defined(score)})
 
 
@@ -135,14 +133,6 @@ def scored(count: int, seed: int) -> sts.Pairs:
         firsts.append(sentence(first, draw))
         seconds.append(sentence(second, draw))
     return sts.Pairs("synthetic", gold, firsts, seconds)
-
-
-def labelled(count: int, seed: int) -> tuple[list[str], list[int], list[str]]:
-    """Draw sentences; returns them, the number of who each is about, and the names of these numbers."""
-    draw = random.Random(f"labelled {seed}")
-    drawn = [meaning(draw) for _ in range(count)]
-    sentences = [sentence(meanings, draw) for meanings in drawn]
-    return sentences, [meanings["who"] for meanings in drawn], [words[0] for words in SLOTS["who"]]
 
 
 def encoder(seed: int, width: int = 64) -> Any:

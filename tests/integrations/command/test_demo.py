@@ -17,7 +17,6 @@ from counterpoint.integrations.domain import NAMES
 for needed in ("matplotlib", "torch_geometric"):
     pytest.importorskip(needed)
 
-from counterpoint.integrations.graph.data import KINDS  # noqa: E402
 
 GRAPHS = ["demo", "--quick", "--domains", "graph", "--seeds", "2", "--jobs", "1"]
 
@@ -38,19 +37,6 @@ def test_every_objective_with_every_seed(graphs):
     assert len(demo.ROWS) >= 6
     for run in every:
         assert run.done
-        kept = run.embeddings()
-        assert len(kept.z) == len(kept.labels) == demo.EMBEDDINGS_PER_RUN
-        assert kept.names == list(KINDS)
-
-
-def test_the_kept_embeddings_are_those_that_were_judged(graphs):
-    """The accuracy of a run comes again from what it kept of the 300 graphs."""
-    from counterpoint.integrations.graph import evaluate
-
-    for run in store.find_runs(graphs / "runs")[:4]:
-        kept = run.embeddings()
-        again = evaluate(kept.z.numpy(), kept.labels.numpy(), "knn", 3, run.arguments["seed"])
-        assert again.accuracy == pytest.approx(run.result["accuracy"])
 
 
 def test_what_it_leaves(graphs):
@@ -60,7 +46,6 @@ def test_what_it_leaves(graphs):
     assert [row["row"] for row in column["rows"]][:2] == ["untrained encoder", "InfoNCE"]
     assert "With --quick: the numbers mean nothing." in results["notes"]
     page = (graphs / "report.html").read_text()
-    assert page.count("colored by class") == len(demo.ROWS) + 1
     assert demo.INTRO.split(".")[0] in page
 
 
@@ -126,11 +111,6 @@ def test_sentences_have_known_similarity():
     views = synthetic.positives(20, 0, views=3)
     assert all(len({frozenset(meant[w] for w in text.split() if w in meant) for text in same}) == 1
                for same in zip(*views.values(), strict=True))  # fmt: skip
-    texts, labels, names = synthetic.labelled(50, 1)
-    assert all(names[label] in synthetic.SLOTS["who"][label] for label in labels)
-    assert all(
-        set(text.split()) & set(synthetic.SLOTS["who"][label]) for text, label in zip(texts, labels, strict=True)
-    )
     assert torch.equal(synthetic.encoder(0)[0].embedding.weight, synthetic.encoder(0)[0].embedding.weight)
 
 

@@ -92,16 +92,6 @@ def test_data_sets_are_pooled(tmp_path):
     assert report.summarise(some).pooled == []
 
 
-def test_tasks_of_control_have_interquartile_means(tmp_path):
-    table = {(name, row): noisy(mean, 4, 20) for name in ("walk", "run") for row, mean in ((BASE, 500), (OTHER, 620))}
-    found = report.summarise(make(tmp_path, table, "control"))
-    (pooled,) = found.pooled
-    scores = [list(table["run", BASE].values()), list(table["walk", BASE].values())]
-    assert pooled.interquartile[BASE] == statistics.interquartile_mean(scores)
-    assert pooled.verdicts == {}
-    assert [column.margin for column in found.columns] == [5.0, 5.0]
-
-
 @pytest.mark.parametrize(("largest", "margin"), [(0.3, 0.005), (1, 0.005), (1.2, 0.5), (100, 0.5), (400, 5)])
 def test_the_margin_is_half_a_point_of_the_scale(tmp_path, largest, margin):
     (column,) = report.summarise(

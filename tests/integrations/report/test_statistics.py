@@ -212,11 +212,3 @@ def test_pooled_verdicts_need_three_data_sets():
     }  # fmt: skip
     assert pooled["row 0"].low < 5 < pooled["row 0"].high
     assert pool({}) == {}
-
-
-def test_interquartile_mean():
-    tasks = [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 700.0]]
-    mean, low, high = statistics.interquartile_mean(tasks)
-    assert mean == 3.5
-    assert 2 < low < mean < high  # of many draws, some have 700 in their middle half
-    assert statistics.interquartile_mean([[1.0, 1.0], [1.0, 1.0]]) == (1, 1, 1)
