@@ -119,6 +119,6 @@ def command(arguments: argparse.Namespace) -> int:
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
     print(report.RENDER["json" if arguments.json else "terminal"](summary))
     words = {"title": "counterpoint demo", "intro": INTRO}
-    for path in report.write(summary, arguments.out, formats=("html", "json"), pictures=False, **words):
+    for path in report.write(summary, arguments.out, formats=("html", "json"), **words):
         print(f"wrote {path}", file=sys.stderr)
     return 0

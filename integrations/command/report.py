@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scores += "each model, as in NAME=npy:FILE (none)"
     add("--items", nargs="+", type=items.parse, default=[], metavar="ITEMS", help=scores)
     add("--lower", action="store_true", help="smaller numbers are better")
-    out = "write report.html, .md and .json, and plots to this folder (none)"
+    out = "write report.html, with plots, .md and .json to this folder (none)"
     add("--out", type=flags.folder, metavar="FOLDER", help=out)
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")

@@ -47,7 +47,7 @@ def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, f
     intro = escape(said)
     with suppress(ImportError):  # the page says that matplotlib is missing
         intro += Markup("</p><p>") + Markup(svg(draw(arms, metric), f"{metric} of each treatment in the race", "race-"))
-    (page,) = report.write(summary, folder, ["html"], pictures=False, title=title, intro=intro)
+    (page,) = report.write(summary, folder, ["html"], title=title, intro=intro)
     return page
 
 

@@ -11,7 +11,6 @@ import io
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
@@ -151,10 +150,9 @@ def write(
     report: Report,
     folder: str | Path,
     formats: Sequence[str] = ("markdown", "json", "html"),
-    pictures: bool = True,
     **words: str,
 ) -> Iterator[Path]:
-    """Write the report in these formats, and its plots as PNG; yield each file when it is complete.
+    """Write the report in these formats; yield each file when it is complete.
 
     ``words`` are those of :func:`html`.
     """
@@ -166,7 +164,3 @@ def write(
         with atomic(path) as file:
             file.write(render[name](report).encode() + b"\n")
         yield path
-    try:
-        yield from plots.draw(report, folder) if pictures else ()
-    except ImportError as error:
-        print(f"no pictures: {error}", file=sys.stderr)

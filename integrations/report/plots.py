@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, cycle
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from counterpoint.diagnose.plots import COLOURS, DASHES, figure, tidy
+from counterpoint.diagnose.plots import COLOURS, DASHES, tidy
 
 from ..store.files import atomic
 from ..store.run import Run
-from .summary import Column, Report
+from .summary import Column
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,74 +48,16 @@ def styles(rows: Iterable[str], checks: Iterable[str] = ()) -> dict[str, Style]:
     }
 
 
-def draw(report: Report, folder: Path) -> Iterator[Path]:
-    """Save the plots of each column as PNG; yield their paths."""
-    done = set()
-    for column in report.columns:
-        name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{column.domain}-{column.dataset}{column.setting}").rstrip("-")
-        metric = re.sub(r"[^A-Za-z0-9.]+", "-", column.metric)
-        for kind, plot in ((metric, plot_column), ("curves", plot_curves)):
-            path = folder / f"{name}-{kind}.png"
-            if path not in done and (drawing := plot(column)) is not None:
-                save(drawing, path)
-                done.add(path)
-                yield path
-
-
 def save(drawing: Figure, path: str | Path) -> None:
     """Save a figure atomically, in the format that the name's ending says; PNG without one."""
     with atomic(path) as file:
         drawing.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
 
 
-# ---- whole figures -----------------------------------------------------------------------------
-
-
-def plot_column(column: Column) -> Figure:
-    """Draw the rows of a column: seeds, mean and the paper's number; beside them the differences to the baseline."""
-    compared, looks = bool(column.compared), styles(column.cells, column.checks)
-    drawing = figure(9.5 if compared else 6.8, 1.6 + 0.42 * len(looks))
-    left, *right = drawing.subplots(1, 1 + compared, sharey=True, squeeze=False)[0]
-    draw_values(left, column, looks)
-    left.set_title(column.title, fontsize=10)
-    for axes in right:
-        draw_differences(axes, column, looks)
-        axes.tick_params(left=False)
-        axes.set_title(fill(f"baseline: {column.baseline}".replace(",", ", "), 50), fontsize=9)
-    name_rows(left, column.cells, 38)
-    _legend(drawing, ncols=4)
-    return drawing
-
-
 def name_rows(axes: Axes, rows: Iterable[str], width: int) -> None:
     """Label the rows with their names instead of their numbers."""
     names = [fill(row.replace(",", ", "), width) for row in rows]
     axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
-
-
-def plot_curves(column: Column) -> Figure | None:
-    """Draw what the runs of a column logged during training, side by side; None if they logged nothing."""
-    looks, shown = styles(column.cells, column.checks), curves(column)
-    if not shown:
-        return None
-    drawing = figure(4.5 * len(shown), 3.6 + 0.2 * len(looks))
-    for axes, key in zip(drawing.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-        draw_curve(axes, column, key, looks)
-    note = "bands: one standard deviation over seeds; thin dotted lines: papers"
-    drawing.suptitle(f"{column.dataset}{column.setting} ({note})", fontsize=10)
-    _legend(drawing, handlelength=4)
-    return drawing
-
-
-def _legend(drawing: Figure, **style: Any) -> None:
-    """Explain each mark once, below the axes."""
-    marks = (axes.get_legend_handles_labels() for axes in drawing.axes)
-    shown = {label: mark for some in marks for mark, label in zip(*some, strict=True)}
-    style |= {"handles": [*shown.values()], "labels": [*shown], "loc": "outside lower center"}
-    drawing.legend(frameon=False, fontsize=8, **style)
-
-
-# ---- in axes that you pass ----------------------------------------------------------------------
 
 
 def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:

@@ -10,7 +10,6 @@ objective trains (an untrained encoder); ``label`` names the row in tables and i
         metrics.jsonl             one line of numbers per logged step
         checkpoint.pt             the last checkpoint
         encoder.safetensors       weights of the trained encoder
-        embeddings.pt             embeddings of some samples for plots, if the run stored them
         error.txt                 the traceback, if the run failed
 
 The hash covers every argument but the seed. To train a grid, write a function that trains one run::
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
     from .grid import run_grid
     from .progress import plain_warnings, track
     from .reproduce import checksum, rng_state, seed_everything, set_rng_state, versions
-    from .run import Embeddings, Run, find_runs
+    from .run import Run, find_runs
 
 __all__ = [
-    "BusyError", "DamagedError", "Embeddings", "GridError", "Run", "as_json", "atomic", "canonical", "check_names",
+    "BusyError", "DamagedError", "GridError", "Run", "as_json", "atomic", "canonical", "check_names",
     "checksum", "find_runs", "finite", "plain_warnings", "rng_state", "run_grid", "seed_everything", "set_rng_state",
     "track", "versions",
 ]  # fmt: skip

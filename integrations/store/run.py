@@ -39,15 +39,6 @@ class Listener(Protocol):
     def finish(self, result: Mapping[str, float]) -> None: ...
 
 
-class Embeddings(NamedTuple):
-    """``(n, d)`` embeddings of samples, the class of each, the names of the classes, and what the classes are."""
-
-    z: torch.Tensor
-    labels: torch.Tensor
-    names: list[str]
-    about: str
-
-
 class Run:
     """A cell, and its folder in the folder or URL of all runs; see :mod:`counterpoint.integrations.store`.
 
@@ -168,15 +159,6 @@ class Run:
             warnings.warn(f"{path}: not readable, left out: {', '.join(damaged)}", RuntimeWarning, stacklevel=2)
         return lines
 
-    def embeddings(self) -> Embeddings | None:
-        """Return what :meth:`keep` stored, or None; a damaged file is left out with a warning."""
-        try:
-            content = load_checked(self.file("embeddings.pt"), Embeddings._fields)
-        except DamagedError as error:
-            warnings.warn(f"{error}; left out", RuntimeWarning, stacklevel=2)
-            return None
-        return None if content is None else Embeddings(*(content[name] for name in Embeddings._fields))
-
     # ---- training ------------------------------------------------------------------------------
 
     def load(self, restore: Callable[[dict[str, Any]], object] = lambda state: None) -> dict[str, Any] | None:
@@ -222,19 +204,6 @@ class Run:
             except RuntimeError as error:  # torch complains about its position in the file when the disk is full
                 raise error.__context__ if isinstance(error.__context__, OSError) else error from None
         self.folder.push()
-
-    def keep(self, z: Any, labels: Any, names: Iterable[str], about: str = "class") -> None:
-        """Store embeddings of a few hundred samples, for the plots of a report.
-
-        ``z`` is ``(n, d)``, ``labels`` are ``(n,)`` indices into the ``names`` of the classes.
-        """
-        self._check_writable()
-        z, labels, names = torch.as_tensor(z).detach().cpu().float(), torch.as_tensor(labels).cpu().long(), list(names)
-        if z.dim() != 2 or labels.shape != (len(z),) or not ((labels >= 0) & (labels < len(names))).all():
-            shapes = f"{tuple(z.shape)} and {tuple(labels.shape)}"
-            raise ValueError(f"keep: expected (n, d) embeddings and n classes among {len(names)} names, got {shapes}.")
-        with atomic(self.path / "embeddings.pt") as file:
-            torch.save(Embeddings(z, labels, names, about)._asdict(), file)
 
     def export(self, encoder: torch.nn.Module) -> None:
         """Write the weights of the trained encoder to encoder.safetensors, which needs no other part of this run."""

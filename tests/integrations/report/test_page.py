@@ -157,16 +157,6 @@ def test_the_command_prints_it_and_writes_it(tmp_path, capsys):
     assert Page(printed).lines
 
 
-@pytest.mark.parametrize("bad", [(torch.zeros(3), [0, 0, 0]), (torch.zeros(3, 2), [0, 1, 2]), (torch.zeros(3, 2), [0])])
-def test_embeddings_must_fit_their_classes(tmp_path, bad):
-    (run,) = make(tmp_path, {("A", BASE): {0: 1.0}})
-    with run.lock(), pytest.raises(ValueError, match="keep: expected"):
-        run.keep(bad[0], bad[1], ["a", "b"])
-    with pytest.raises(RuntimeError, match=r"acquire run\.lock"):
-        run.keep(torch.zeros(1, 2), [0], ["a"])
-    assert run.embeddings() is None
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_in_a_browser(text, tmp_path, browser, width, scheme):

@@ -101,7 +101,7 @@ def test_the_commands(bucket, tmp_path, monkeypatch):
     assert code == 0, err
     assert json.loads(out) == json.loads(command("report", tmp_path / "here", "--json")[1])
     names = {path.name for path in (tmp_path / "reader").rglob("*") if path.is_file()}
-    assert names <= {"run.json", "metrics.jsonl", "embeddings.pt"}  # no checkpoint, no weights
+    assert names <= {"run.json", "metrics.jsonl"}  # no checkpoint, no weights
 
     code, out, err = command("report", url, "--out", tmp_path / "report")
     assert code == 0, err

@@ -21,12 +21,12 @@ from .draws import counts
 
 DAMAGE = st.fixed_dictionaries(
     {
-        "file": st.sampled_from(["run.json", "metrics.jsonl", "checkpoint.pt", "embeddings.pt"]),
+        "file": st.sampled_from(["run.json", "metrics.jsonl", "checkpoint.pt"]),
         "flips": st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=3),
         "cut": st.none() | st.floats(0, 1),
     }
 )
-FILES = ("run.json", "metrics.jsonl", "checkpoint.pt", "embeddings.pt")
+FILES = ("run.json", "metrics.jsonl", "checkpoint.pt")
 
 
 @cache
@@ -42,7 +42,6 @@ def finished() -> tuple[Path, dict[str, bytes], Any]:
             for step in range(1, 4):
                 run.log(step, loss=1 / step, uniformity=-0.5 * step)
                 run.save({"net": {"weight": torch.linspace(0, step, 20)}, "rng": store.rng_state()}, step)
-            run.keep(torch.randn(8, 3), torch.arange(8) % 2, ["a", "b"])
             run.finish({"accuracy": 70.0 + len(spec), "other": 1.0}, folds=[1.0, 2.0])
         runs.append(run)
     path = runs[0].path
@@ -71,8 +70,6 @@ def check_damage(case: dict[str, Any]) -> None:
             run = store.Run.read(path)
             assert run.record == json.loads(content["run.json"])
             run.metrics()
-            if (kept := run.embeddings()) is not None and name == "embeddings.pt":
-                assert (tuple(kept.z.shape), kept.names, kept.about) == ((8, 3), ["a", "b"], "class")
             summary = report.summarise(store.find_runs(path.parents[3]))
             for form in ("terminal", "markdown", "json"):
                 report.RENDER[form](summary)
