@@ -220,7 +220,9 @@ class MatrixNegatives(Negatives):
         log_weight: Tensor | None = None,
     ) -> None:
         self.scores = scores
-        self.skip, self.drop, self.log_weight = skip, drop, log_weight
+        self.skip = skip
+        self.drop = drop
+        self.log_weight = log_weight
         self._shifted: tuple[Tensor, Tensor, Tensor] | None = None
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
