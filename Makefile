@@ -4,6 +4,7 @@
 # make lint    the quick half of the checks: style, types, imports
 # make test-lowest    the core and each extra on the lowest versions that pyproject.toml allows
 # make test-pythons   the core's tests on every Python from 3.10 to 3.14 that uv finds on this machine
+# make dry-run     a release: wheel and sdist, installed with each extra in empty environments, and the README there
 # make fuzz MINUTES=60    random objectives, batches, texts and damaged files
 # All set up .venv first, with uv if it is available and pip otherwise; with PINNED=1 in the versions of
 # constraints.txt, with which the project was last tested, on Python 3.11.
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
 SOURCES = $(sort $(shell find core experimental plugins integrations -type f ! -name '*.py[co]'))
 
-.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist clean help FORCE
+.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist dry-run clean help FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -93,6 +94,10 @@ constraints: $(VENV)/ready
 dist: $(VENV)/ready
 	rm -rf dist
 	$(RUN) -m build --outdir dist .
+
+# installs the files of `make dist` in empty environments, with each extra, and runs the README there; needs uv
+dry-run: dist
+	$(RUN) tests/support/dry_run.py dist
 
 # links to the files instead of an import hook, so that editors, mypy and pyright find `import counterpoint`
 $(VENV)/ready: $(VENV)/installed FORCE

@@ -53,7 +53,8 @@ class Hyper(Generic[T, V]):
         self.kw_only = self.kw_only or self.default is REQUIRED
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name, self.short = name, self.short or name
+        self.name = name
+        self.short = self.short or name
 
     if TYPE_CHECKING:  # at run time this stays a non-data descriptor: constants live in the instance's __dict__
 
@@ -207,7 +208,7 @@ class Parametrized(nn.Module):
     against each other and to create state.
     """
 
-    __signature__ = _ClassSignature()
+    __signature__: _ClassSignature = _ClassSignature()
     name: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     """By default from the docstring: ``Paper: ...``."""

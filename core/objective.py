@@ -348,8 +348,8 @@ class Sum(Objective):
             else:
                 flat.append((w, part))
         self._weights: list[Any] = [w for w, _ in flat]
-        self.parts = nn.ModuleList(part for _, part in flat)
-        self.moving = nn.ModuleList(w for w in self._weights if isinstance(w, nn.Module))
+        self.parts: nn.ModuleList = nn.ModuleList(part for _, part in flat)
+        self.moving: nn.ModuleList = nn.ModuleList(w for w in self._weights if isinstance(w, nn.Module))
 
     def terms(self) -> list[tuple[Any, Objective]]:
         return list(zip(self._weights, self.parts, strict=True))  # type: ignore[arg-type]

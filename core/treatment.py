@@ -80,7 +80,7 @@ class Treatment(Wrapper):
         super().__init__(objective)
         if isinstance(self.objective, Treatment):
             raise TypeError(f"treatment: {self.objective} is one already; expected an objective.")
-        self.rules = as_rules(false_negatives)
+        self.rules: tuple[Rule, ...] = as_rules(false_negatives)
         told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():

@@ -148,7 +148,10 @@ class Schedule(Moving):
         if steps < 1:
             raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
         check_known("Schedule: unknown shape", shape, get_args(Shape))
-        self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
+        self.start: float = float(start)
+        self.end: float = float(end)
+        self.steps: int = int(steps)
+        self.shape = shape
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> Tensor:
@@ -215,11 +218,13 @@ class Learned(Moving):
             raise ValueError(
                 f"Learned: expected low <= init <= high, got init={init!r}, low={low!r}, high={high!r}.{hint}"
             )
-        self.start, self.low, self.high = float(init), float(low), float(high)
+        self.start: float = float(init)
+        self.low: float = float(low)
+        self.high: float = float(high)
         if self.low > 0:
-            self.log_value = nn.Parameter(torch.tensor(math.log(init)))
+            self.log_value: nn.Parameter = nn.Parameter(torch.tensor(math.log(init)))
         else:
-            self.value = nn.Parameter(torch.tensor(float(init)))
+            self.value: nn.Parameter = nn.Parameter(torch.tensor(float(init)))
 
     def forward(self) -> Tensor:
         if not checks.compiling() and (held := host_values().get(id(self))) is not None:

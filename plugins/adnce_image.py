@@ -42,7 +42,7 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, objective: Objective | str) -> None:
         super().__init__()
-        self.objective = HOST.check(objective)
+        self.objective: Objective = HOST.check(objective)
 
     def forward(self, out_1: Tensor, out_2: Tensor, index: Any = None, labels: Any = None) -> tuple[Tensor, None]:
         return loss_of(self.objective, out_1, out_2, normalize=False), None

@@ -55,7 +55,9 @@ class ContrastiveLoss(nn.Module):
         self, objective: Objective | str = "infonce:t=host", *, gather: Gather = False, symmetric: bool = True
     ):
         super().__init__()
-        self.objective, self.gather, self.symmetric = as_objective(objective), gather, symmetric
+        self.objective: Objective = as_objective(objective)
+        self.gather = gather
+        self.symmetric = symmetric
 
     def forward(
         self,

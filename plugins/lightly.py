@@ -72,13 +72,14 @@ class ContrastiveLoss(nn.Module):
         weight_fn: _Weights | None = None,
     ) -> None:
         super().__init__()
-        self.objective, self.weight_fn = as_objective(objective), weight_fn
+        self.objective: Objective = as_objective(objective)
+        self.weight_fn = weight_fn
         if weight_fn is not None:
             _check_has_weights(self.objective)
             if memory_bank_size:
                 raise ValueError(f"{NAME}: weight_fn= goes without a memory bank, as in lightly's DCLLoss.")
         bank = import_module("lightly.models.modules.memory_bank").MemoryBankModule
-        self.memory_bank = bank(size=memory_bank_size, gather_distributed=gather_distributed)
+        self.memory_bank: Any = bank(size=memory_bank_size, gather_distributed=gather_distributed)
         self.gather_distributed = gather_distributed
 
     def forward(self, *views: Tensor, **options: Any) -> Tensor:

@@ -75,8 +75,10 @@ class ContrastiveLoss(nn.Module):
                 f"objective of positives and negatives cannot express; expected 0, got {label_smoothing!r}."
             )
         check_known("ContrastiveLoss: unknown reduction", reduction, REDUCTIONS)
-        self.objective = as_objective(objective)
-        self.scale, self.ignore_index, self.contrastive = scale, ignore_index, contrastive
+        self.objective: Objective = as_objective(objective)
+        self.scale = scale
+        self.ignore_index = ignore_index
+        self.contrastive = contrastive
         self.reduction = reduction
         self._checked_scale = False
 

@@ -45,7 +45,7 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, objective: Objective | str, model: Any) -> None:
         super().__init__()
-        self.objective = HOST.check(objective)
+        self.objective: Objective = HOST.check(objective)
         self._inputs = _Inputs(model)
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ class ContrastiveLoss(nn.Module):
 
     def __init__(self, objective: Objective | str, pairing: str | None = None) -> None:
         super().__init__()
-        self.objective, self.pairing = as_objective(objective), pairing
+        self.objective: Objective = as_objective(objective)
+        self.pairing = pairing
 
     def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **options: Any) -> Tensor:
         """Compute the loss of a batch.

@@ -141,7 +141,7 @@ class ContrastiveLoss(nn.Module):
                 f"{type(self).__name__}: model: expected a SentenceTransformer, got {type(model).__name__}; "
                 f'the objective comes second: {type(self).__name__}(model, "infonce:t=0.05").'
             )
-        self.objective = as_objective(objective)
+        self.objective: Objective = as_objective(objective)
         if "adversarial" in self.objective.needs:  # without mixed views, objectives leave out terms
             raise ValueError(
                 f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient."
@@ -167,17 +167,22 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(
                 f"{type(self).__name__}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule."
             )
-        self.directions = _as_directions(pairing, directions, hardness_mode, hardness_strength)
+        self.directions: tuple[str, ...] = _as_directions(pairing, directions, hardness_mode, hardness_strength)
         self.similarity = similarity
-        self.hardness_mode, self.hardness_strength = hardness_mode, float(hardness_strength)
+        self.hardness_mode = hardness_mode
+        self.hardness_strength: float = float(hardness_strength)
         self.model = model
-        self.rules = as_rules(false_negatives)
+        self.rules: tuple[Rule, ...] = as_rules(false_negatives)
         # not a submodule: it is neither trained nor saved
         self._guide = [] if guide is None else [Guide(guide, model)]
-        self.duplicates, self.in_batch, self.shared_negatives = duplicates, in_batch, shared_negatives
+        self.duplicates = duplicates
+        self.in_batch = in_batch
+        self.shared_negatives = shared_negatives
         # more than two embeddings of a single column can only be views
-        self.columns, self.labels = "views" if views > 2 else columns, labels
-        self.views, self.negative_weight = views, float(negative_weight)
+        self.columns: str = "views" if views > 2 else columns
+        self.labels = labels
+        self.views: int = views
+        self.negative_weight: float = float(negative_weight)
         self.pairing = pairing
         self.gather_across_devices = gather_across_devices
 
@@ -307,7 +312,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
         super().__init__(model, objective, **options)
         _gradcache()
         self._of_batch: dict[str, Any] = {}  # what the texts of the batch say, between the passes of the cache
-        self.mini_batch_size, self.mini_batch_num_tokens = mini_batch_size, mini_batch_num_tokens
+        self.mini_batch_size = mini_batch_size
+        self.mini_batch_num_tokens = mini_batch_num_tokens
         self.show_progress_bar = show_progress_bar
 
     def forward(self, sentence_features: Iterable[dict[str, Tensor]], labels: Tensor | None = None) -> Tensor:

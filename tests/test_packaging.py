@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -138,6 +137,27 @@ def test_extras_of_tests_stay_out_of_the_wheel(built):
     assert not extras & set(PROJECT["dependency-groups"])
 
 
+RELATIVE = re.compile(r"\]\((?!https?:)[^)]*\)")
+
+
+def test_an_index_shows_the_readme_without_relative_links(built):
+    """They would lead nowhere; a release knows its address, and has absolute ones."""
+    with tarfile.open(built[0]) as sdist:
+        about = sdist.extractfile(f"{built[0].name.removesuffix('.tar.gz')}/PKG-INFO").read().decode()
+    headers, _, shown = about.partition("\n\n")
+    assert "Description-Content-Type: text/markdown" in headers
+    assert RELATIVE.findall(shown) == []
+    assert "overview.png" not in shown
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert re.findall("^#.*|^    .*", shown, re.M) == re.findall("^#.*|^    .*", readme, re.M)  # headings and commands
+    description = runpy.run_path(str(ROOT / "setup.py"))["description"]
+    assert description(readme, None).split() == shown.split()
+    absolute = description(readme, "https://here/blob/v1")
+    assert RELATIVE.findall(absolute) == []
+    assert "(https://here/blob/v1/docs/guides/race.md)" in absolute
+    assert "what does not](https://here/raw/v1/docs/overview.png)" in absolute
+
+
 def test_version_is_the_packages():
     assert metadata.version(DISTRIBUTION) == counterpoint.__version__
 
@@ -230,31 +250,16 @@ def test_every_objective_is_cited():
 
 
 @pytest.mark.slow
-def test_the_wheel_with_all_extras_runs_the_demo(built, tmp_path):
-    """In an empty environment, from a folder outside of the repository."""
+def test_the_dry_run_of_a_release(built):
+    """Wheel and sdist, each with each extra in an empty environment, and the README's lines there."""
     if shutil.which("uv") is None:
-        pytest.skip("uv sets up the environment")
-    python = tmp_path / "venv" / "bin" / "python"
-    subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(tmp_path / "venv")], check=True)
-    install = ["uv", "pip", "install", "--quiet", "--python", str(python), f"{built[1]}[all]"]
-    if (done := subprocess.run(install, capture_output=True, text=True)).returncode:
-        pytest.skip(f"packages cannot be installed here: {done.stderr[-300:]}")
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COUNTERPOINT_DATA")}
-
-    def run(*words):
-        command = [str(python.with_name("counterpoint")), *words]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    done = run("demo", "--quick", "--seeds", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    missing = [note for note in found["notes"] if "left out" in note]
-    assert all("control" in note for note in missing)  # there may be no renderer
-    assert len(found["columns"]) + len(missing) == 4
-    assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
-    found = {one["name"]: one for one in json.loads(run("doctor", "--json").stdout)}
-    for extra in ("sentence", "graph", "image", "control", "plots", "report", "cli"):
-        assert found[extra]["state"] == "ok"
+        pytest.skip("uv sets up the environments")
+    command = [sys.executable, str(ROOT / "tests" / "support" / "dry_run.py"), str(built[1].parent)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"\[\w+\]: installed, complete", done.stdout)) == 2 * len(
+        PROJECT["project"]["optional-dependencies"]
+    )
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

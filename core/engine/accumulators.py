@@ -32,11 +32,12 @@ class Accumulator:
     ``count``.
     """
 
-    unit = 1.0
+    unit: float = 1.0
     averages = False
 
     def __init__(self, count: Value, state: Sequence[Tensor]) -> None:
-        self.count, self.state = count, state
+        self.count = count
+        self.state = state
 
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:

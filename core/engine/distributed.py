@@ -56,9 +56,12 @@ class ProcessGroup:
     """
 
     def __init__(self, handle: Group, sizes: Sequence[int]) -> None:
-        self.handle, self.sizes = handle, list(sizes)
-        self.rank, self.world_size = dist.get_rank(handle), len(self.sizes)
-        self.offset, self.total = sum(self.sizes[: self.rank]), sum(self.sizes)
+        self.handle = handle
+        self.sizes: list[int] = list(sizes)
+        self.rank: int = dist.get_rank(handle)
+        self.world_size: int = len(self.sizes)
+        self.offset: int = sum(self.sizes[: self.rank])
+        self.total: int = sum(self.sizes)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the rows of all processes in the order of ranks; a process may have several rows per sample."""

@@ -41,7 +41,7 @@ class Traced:
     is_tuple: bool
     host: Values = field(default_factory=host_values)
 
-    offset = 0.0
+    offset: float = 0.0
 
     @staticmethod
     def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, unit: float) -> Traced | None:

@@ -237,7 +237,9 @@ class MatrixNegatives(Negatives):
         log_weight: Tensor | None = None,
     ) -> None:
         self.scores = scores
-        self.skip, self.drop, self.log_weight = skip, drop, log_weight
+        self.skip = skip
+        self.drop = drop
+        self.log_weight = log_weight
         self.workspace: Workspace | None = None
         self._buffers = 0
         if log_weight is not None:

@@ -170,7 +170,7 @@ class Quadratics:
     after: str = ""
     inside: Value = 0.0
 
-    offset = 0.0
+    offset: float = 0.0
 
     @staticmethod
     def of(

@@ -85,11 +85,17 @@ class TileNegatives(Negatives):
         forced: bool = False,
     ) -> None:
         left, right = pairs[0]
-        self.pairs, self.both, self.mask, self.tile, self._bound = pairs, both, mask or Mask(), tile, bound
-        self.engine, self.forced = engine, forced
-        self.like, self.anchors = left, len(pairs) * (len(left) + both * len(right))
-        self.cacheable = tile is None and not forced and self.anchors * len(right) <= CACHED
+        self.pairs = pairs
+        self.both = both
+        self.mask: Mask = mask or Mask()
+        self.tile = tile
+        self.engine = engine
+        self.forced = forced
+        self.like: Tensor = left
+        self.anchors: int = len(pairs) * (len(left) + both * len(right))
+        self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None
+        self._bound = bound
         self._reduced = False
         self._matrix: MatrixNegatives | None = None
         self._count: Value | None = None
@@ -177,7 +183,7 @@ class TileNegatives(Negatives):
 
     def check_left(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
-        self.valid = self.valid * checks.require_negatives(left, LIMITED)
+        self.valid: Value = self.valid * checks.require_negatives(left, LIMITED)
 
     # ---- as a matrix ---------------------------------------------------------------------------
 

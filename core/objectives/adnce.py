@@ -113,9 +113,9 @@ class ADNCE(InfoNCE, name="adnce"):
         if weight != "gaussian" and bounds(self._hyper["mu"])[0] <= 0:
             raise ValueError(f"ADNCE: mu must be positive for weight={weight!r}, got {text(mu)}.")
         if mu == "auto":
-            self.tracked_mu = Tracked()
+            self.tracked_mu: Tracked = Tracked()
         if sigma == "auto":
-            self.tracked_sigma = Tracked()
+            self.tracked_sigma: Tracked = Tracked()
 
     def mu_and_sigma(self, neg: Negatives) -> tuple[Value, Value]:
         """Return ``mu`` and ``sigma``, tracked if ``"auto"``."""

@@ -131,7 +131,7 @@ class InfoNCE(Objective, name="infonce"):
 
     def __post_init__(self) -> None:
         if self.radius is not None:
-            self.tracked_temperature = Tracked()
+            self.tracked_temperature: Tracked = Tracked()
 
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)

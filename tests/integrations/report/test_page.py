@@ -7,7 +7,6 @@ import sys
 from html.parser import HTMLParser
 
 import pytest
-import torch
 from reports import BASE, OTHER, make, noisy
 
 from counterpoint.install import install
