@@ -329,8 +329,9 @@ class MatrixNegatives(Negatives):
         )
 
     def _powers(self, b: Tensor, top: Tensor, order: int) -> Sequence[Tensor]:
-        if checks.traced() or not checks.wanted(self.scores):
+        if not checks.wanted(self.scores):
             return super()._powers(b, top, order)
+        b, top = b.detach(), top.detach()
         flat, sums, workspace = not bool(b.any()), [], self.workspace or Workspace(self.scores)
         for rows, block in self._blocks(2 * BLOCK):  # in place, in two buffers that stay in the cache
             x = torch.sub(block.detach(), of_rows(top, rows), out=workspace("x", block.shape))
@@ -349,8 +350,7 @@ class MatrixNegatives(Negatives):
                 w = torch.mul(w, x, out=buffer)
                 found.append(w.sum(1, keepdim=True))
             sums.append(torch.cat(found, 1))
-        powers = torch.cat(sums) / self.count
-        return [powers[:, i : i + 1] for i in range(order + 1)]
+        return (torch.cat(sums) / self.count).split(1, 1)  # type: ignore[no-any-return]
 
     def weights(self) -> Tensor:
         """Return a buffer for a number per pair."""

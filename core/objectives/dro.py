@@ -208,9 +208,8 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
         log_mean, weights = matrix.softmax_weights(b, top)
         solved = a * (radius + log_mean) + top
     further = [radius] if isinstance(radius, Tensor) else []
-    return Envelope.apply(  # type: ignore[no-any-return]
-        lambda: value() + curvature(), solved, weights, a, matrix.workspace is not None, scores, *further
-    )
+    once = matrix.workspace is not None
+    return Envelope.apply(lambda: value() + curvature(), solved, weights, a, once, scores, *further)  # type: ignore[no-any-return]
 
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:

@@ -431,3 +431,22 @@ def test_an_anchor_that_a_rule_leaves_nothing(spec, engine):
             at(spec)(*z, **how)
         losses = [at(spec)(*z, empty="zero", **{**how, "engine": which}) for which in (engine, "matrix")]
         torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("pairing", ["views", "symmetric", "one_way"])
+def test_inner_problems_share_the_buffers_of_a_chunk(pairing):
+    """The weights of one problem stay while the next is solved; the next chunk overwrites both."""
+
+    class Worst(cp.Objective):
+        couples_anchors = False
+
+        def per_anchor(self, pos, neg):
+            parts = (cp.CLDRO(0.2), cp.CLDRO(0.05), cp.CLDRO(0.3, "chi2"))
+            return sum(part.worst_case(neg) for part in parts) + neg.mean(lambda s: s**3) - pos
+
+    found = []
+    for engine in ("matrix", "chunks"):
+        z = embeddings(2, dtype=torch.float64).requires_grad_()
+        loss = Worst()(*z, pairing=pairing, engine=engine)
+        found.append((loss.detach(), torch.autograd.grad(loss, z)[0]))
+    torch.testing.assert_close(found[1], found[0])
