@@ -291,11 +291,20 @@ def report(runs: Sequence[dict[str, Any]], picture: Path | None = None) -> list[
             cells = f"| {row} | {settings[row]:g} | {fmean(numbers):.2f} |"
             if one := versus.get(row):
                 gain = f"{one['difference']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]"
-                cells += f" {gain} | [{again[row].low:+.2f}, {again[row].high:+.2f}] | {one['kind']} |"
+                cells += f" {gain} | [{again[row].low:+.2f}, {again[row].high:+.2f}] | {said(row, versus)} |"
             lines.append(cells if one else cells + " | | |")
     if picture is not None and panels:
         differences.draw(panels, picture, placebo=PLACEBO)
     return lines[1:]
+
+
+def said(row: str, versus: dict[str, dict[str, Any]]) -> str:
+    """Return the verdict on a row; where the placebo differs, those stand whose interval lies beyond that of it."""
+    one, placebo = versus[row], versus.get(PLACEBO)
+    if row == PLACEBO or placebo is None or placebo["kind"] != "different" or one["kind"] != "different":
+        return str(one["kind"])
+    beyond = one["low"] > placebo["high"] or one["high"] < placebo["low"]
+    return "different, beyond the placebo" if beyond else "withdrawn: the placebo differs as much"
 
 
 def right(wrong: Sequence[int]) -> Items:
