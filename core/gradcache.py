@@ -116,7 +116,7 @@ def _calls(encoder: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
 
 
 class _Unchanged(torch.autograd.Function):
-    """Return embeddings; in the backward pass, autograd raises if what they come from was changed in place."""
+    """Return embeddings; in the backward pass, autograd raises if their source was changed in place."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, *sources: Tensor) -> Tensor:

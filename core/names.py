@@ -73,7 +73,7 @@ def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
 
 
 def elsewhere(name: str) -> tuple[str, str] | None:
-    """Return the name in specs and the call of what another library calls ``name``."""
+    """Return the name in specs and the call of the objective that another library calls ``name``."""
     word = re.sub(r"[^a-z0-9]", "", name.lower())
     return ELSEWHERE.get(word) or ELSEWHERE.get(word.removesuffix("loss"))
 

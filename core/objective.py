@@ -79,7 +79,7 @@ class Objective(Parametrized):
         return self.per_anchor(scores.pos, scores.neg)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
-        """Return what this objective adds to :meth:`report`."""
+        """Return this objective's own entries of :meth:`report`."""
         return {}
 
     @property

@@ -1,4 +1,4 @@
-"""Treatments: an objective, and what it is told of the data: which keys are not negatives.
+"""Treatments: an objective and its knowledge of the data: which keys are not negatives.
 
 .. code-block:: text
 
@@ -45,7 +45,7 @@ _STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 
 
 class Treatment(Wrapper):
-    """An objective, and what it is told of the data; :func:`treatment` reads one from its text.
+    """An objective and its knowledge of the data; :func:`treatment` reads one from its text.
 
     It is called as its objective is. Anchors that its rules leave without negatives keep the least similar one, and
     :attr:`counts` says how many there were; a step of nothing else is an error.
@@ -95,7 +95,7 @@ class Treatment(Wrapper):
 
     @property
     def paths(self) -> dict[str, str]:
-        """What has to be looked up, by the name of the argument."""
+        """The paths to look up in the host, by the name of the argument."""
         return {k: path for k, path in self.told.items() if isinstance(path, str) and path not in OWN_GUIDES}
 
     @property

@@ -1,4 +1,4 @@
-"""What a domain is: its settings, how its data is named, how it is tuned, and the functions that every domain has.
+"""The interface of a domain: its settings, the names of its data, its tuning, and functions that every domain has.
 
 Each domain is a package; CONTRIBUTING.md lists the modules and verbs that they share, under "A domain".
 """
@@ -117,7 +117,7 @@ def check_whole(what: str, value: Any, low: int) -> None:
 
 @dataclass(frozen=True)
 class Domain:
-    """What the shared commands need to know about a domain."""
+    """The declaration of a domain for the shared commands."""
 
     name: str  # of the package, and of ``domain`` in cells
     settings: type  # the dataclass of a cell's settings

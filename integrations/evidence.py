@@ -1,4 +1,4 @@
-"""What the atlas found: which objective helps, hurts or does nothing, in which regime. Needs no torch.
+"""The findings of the atlas: which objective helps, hurts or does nothing, in which regime. Needs no torch.
 
 ``examples/studies/atlas_report.py`` writes ``atlas.json``, and the tables of the documents.
 """
@@ -35,7 +35,7 @@ def knows(cell: Cell) -> bool:
 
 
 def cite(cell: Cell) -> str:
-    """The evidence of a cell in brackets: where, what, how much."""
+    """The evidence of a cell in brackets: the data, the regime, the difference."""
     shown = "[atlas: {data}, {regime}, {dose}: {row} against {versus} {difference:+.2f} ({low:+.2f} to {high:+.2f}), "
     shown += "{n} seeds]"
     return shown.format(**cell)
@@ -58,7 +58,7 @@ def by_effect(some: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 
 def about(objective: str) -> Iterator[str]:
-    """Lines on what the atlas says about an objective, by its registered name."""
+    """The atlas's findings on an objective, by its registered name, as lines."""
     for effect, some in by_effect(cell for cell in cells(objective=objective) if cell["row"] != ORACLE).items():
         shown = [
             "{regime}, {dose} ({data}, {row}): {difference:+.1f}".format(**cell)

@@ -83,7 +83,7 @@ def run_cells(
 
 
 def check_runs(places: Sequence[str | Path]) -> None:
-    """Raise ``ValueError`` unless there are runs in these folders; what is elsewhere is looked for later."""
+    """Raise ``ValueError`` unless there are runs in these folders; those at URLs are checked later."""
     folders = [place for place in places if isinstance(place, Path)]
     for folder in folders:
         if folder.is_file():

@@ -49,7 +49,7 @@ class ContrastiveLoss(nn.Module):
 
 
 def own_spec(loss: Any) -> str:
-    """Return what a ``DRO_Loss`` computes, as a spec."""
+    """Return the loss of a ``DRO_Loss`` as a spec."""
     if loss.estimator not in OWN:
         raise SeamError(f"{NAME}: the host's --estimator {loss.estimator} does not run; {', '.join(OWN)} do.")
     return OWN[loss.estimator].format(**{k: getattr(loss, k) for k in ("temperature", "tau_plus", "beta")})

@@ -74,7 +74,7 @@ class Calls:
     def logits(
         self, site: Site, frame: FrameType, where: str, x: Tensor, positives: Tensor | None, own: str, **how: Any
     ) -> Logits | None:
-        """Return what replaces the gradient of the logits of a call; None where there is none to replace.
+        """Return the replacement of the gradient at the logits of a call; None if there is nothing to replace.
 
         Args:
             site, frame, where: of the call.

@@ -1,4 +1,4 @@
-"""The seam in the gradient of embeddings: the arguments of a loss, or what an encoder returns."""
+"""The seam in the gradient of embeddings: the arguments of a loss, or the output of an encoder."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Call:
 
 
 class Embeddings(Replaced):
-    """Embeddings, and what else of a loss is learned.
+    """Embeddings, and the other tensors that a loss learns.
 
     Args:
         seam, where, own, site: see :class:`Replaced`; without ``own``, nothing is compared, and the weight is that of

@@ -62,7 +62,7 @@ _AS = {
 
 @dataclass(frozen=True)
 class _Replaced:
-    """What ``--replace`` and ``--as`` say.
+    """The values of ``--replace`` and ``--as``.
 
     Attributes:
         site: the function.

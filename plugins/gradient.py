@@ -1,4 +1,4 @@
-"""The seam in the gradient: what the backward pass of the host's own loss brings to logits or embeddings is replaced.
+"""The seam in the gradient: replace the gradient that the host's own loss brings to logits or embeddings.
 
 Let ``g`` be the gradient that reaches the logits, and ``G`` the gradient of our form of the host's loss, computed from
 the same logits. If ``g = w * G``, with one weight ``w`` for all anchors that count, the logits get ``w`` times the
@@ -96,7 +96,7 @@ class Replaced(ABC):
 
     @abstractmethod
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
-        """Return what the objective sees."""
+        """Return the objective's report of the batch."""
 
     def gradients(self, dtype: torch.dtype, g: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
         """Return the gradients of the tensors, and of the learned ones.
@@ -203,7 +203,7 @@ class Logits(Replaced):
         return [x for x in self.options.values() if isinstance(x, Tensor)]
 
     def hook(self, logits: Tensor) -> None:
-        """Replace the whole gradient of these logits, also that of what else the host takes from them.
+        """Replace the whole gradient of these logits, other uses by the host included.
 
         No gradient can be passed on to a learned scale from here.
         """
@@ -284,7 +284,7 @@ class Logits(Replaced):
             return (weights * parts).sum() / (2 if self.both else 1)
 
     def _fit(self, g: Tensor, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the weights of the anchors, and the logits with what the host leaves out masked."""
+        """Return the weights of the anchors, and the logits with the entries masked that the host leaves out."""
         positives = self.positives
         assert positives is not None
         if self.both and x.shape[-2] != x.shape[-1]:

@@ -1,4 +1,4 @@
-"""What a plugin declares about its host, and what happens at the seam: the place where the host computes its loss.
+"""The declaration of a host by its plugin, and the seam: the place where the host computes its loss.
 
 A plugin is a module with a :class:`Host`. It says how to recognize a clone, where the loss sits, which tensors are
 there, which spec the host's own loss is, and how to put another objective there. It holds no loss math.
@@ -81,7 +81,7 @@ class Shim:
 
 @dataclass
 class Seam:
-    """The seam in one run: which objective trains, what was proved, and what was left alone.
+    """The seam in one run: the objective that trains, the proofs, and the losses that were left alone.
 
     Attributes:
         spec: the objective to train with; ``host`` for the host's own loss.
@@ -145,7 +145,7 @@ class Seam:
         return self.verifies or self.spec == OWN_LOSS
 
     def say(self, message: str) -> None:
-        """Tell the user, on standard error, what was replaced."""
+        """Tell the user on standard error which loss was replaced."""
         if is_first_process() and not self.quiet:
             print(f"counterpoint: {message}", file=sys.stderr)
 
@@ -182,7 +182,7 @@ class Seam:
             )
 
     def end(self) -> None:
-        """Undo what the plugin has to undo when the script has ended."""
+        """Undo the plugin's changes when the script has ended."""
         while self.at_end:
             self.at_end.pop()()
 
@@ -201,7 +201,7 @@ class Seam:
         return self._objectives[id(criterion)]
 
     def told(self, names: Callable[[], Mapping[str, Any]], embeddings: bool = False) -> dict[str, Any]:
-        """Look up what a treatment is told of, among the names of the function that computes the loss.
+        """Look up the paths of a treatment among the names of the function that computes the loss.
 
         Args:
             names: that function's.
@@ -291,7 +291,7 @@ class Host:
         return Seam(objective)
 
     def check(self, loss_fn: Objective | str) -> Objective:
-        """Return the objective, or raise a :class:`SeamError` that says what it needs and this host lacks."""
+        """Return the objective, or raise a :class:`SeamError` that names the tensors it needs and this host lacks."""
         loss_fn = as_objective(loss_fn, like="infonce")
         if loss_fn.needs and self.inputs:
             raise SeamError(

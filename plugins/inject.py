@@ -154,7 +154,7 @@ def command(args: argparse.Namespace) -> int:
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split what follows the host into options, and the script with its arguments.
+    """Split the words after the host into options, and the script with its arguments.
 
     argparse leaves out a ``--`` that comes first.
     """
@@ -181,7 +181,7 @@ def _script(args: argparse.Namespace) -> list[str]:
 
 
 def check(args: argparse.Namespace, host: Host) -> None:
-    """Raise an error for what would only fail, or have no effect, once the script runs."""
+    """Raise an error for options that would only fail, or have no effect, once the script runs."""
     from counterpoint.objective import objective
 
     from .host import OWN_LOSS, SeamError
@@ -231,7 +231,7 @@ def summary(host: Host, seam: Seam) -> str:
 
 
 def explain(host: Host) -> str:
-    """Describe a host: where its loss sits, which tensors are there, and what it needs."""
+    """Describe a host: where its loss is, which tensors are there, and which packages it needs."""
     views = {None: "", 1: "none: ", 2: "two: "}[host.max_views] + host.views
     lines = [
         f"{host.name}: {host.title}",

@@ -29,7 +29,7 @@ from .host import OWN_LOSS, DifferenceError, Host, Seam, SeamError, Shim, Unreac
 
 @dataclass(frozen=True)
 class Script:
-    """What to run: ``train.py``, or with ``-m`` the module ``package.train``."""
+    """The script to run: ``train.py``, or with ``-m`` the module ``package.train``."""
 
     path: Path
     name: str
@@ -37,7 +37,7 @@ class Script:
 
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Script, list[str]]:
-        """Return the script and its arguments from what stands behind ``--``."""
+        """Return the script and its arguments from the words behind ``--``."""
         if words[0] != "-m":
             path = Path(words[0])
             if not path.is_file():
@@ -85,7 +85,7 @@ def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str],
 
 
 def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleType], None]:
-    """Apply the shims, check the objective, and install what can be installed before the script is loaded.
+    """Apply the shims, check the objective, and install the hooks that need no loaded script.
 
     Returns:
         A function that installs the rest; call it with the script's module when its definitions are loaded.

@@ -53,7 +53,7 @@ class ContrastiveLoss(nn.Module):
 
 
 class _Inputs:
-    """Record what a MoCo computes its logits from, and, with a ``seam``, replace the gradient of the query."""
+    """Record the query, keys and queue of a MoCo, and, with a ``seam``, replace the gradient of the query."""
 
     def __init__(self, model: Any, seam: Seam | None = None) -> None:
         moco = getattr(model, "module", model)  # inside DistributedDataParallel, or bare

@@ -1,4 +1,4 @@
-"""What a script multiplies similarities by: told by the user, or measured at the first calls of each site.
+"""The factor of a script's similarities: set by the user, or measured at the first calls of each site.
 
 Cross entropy is the same for every scale, so that comparing losses does not find a wrong one. It is measured by
 autograd instead: how logits move with the product of embeddings that they come from.
@@ -80,7 +80,7 @@ class Scales:
             return bool(products) and all(map(self.watch.is_head, products))
 
     def bias(self, frame: FrameType, where: str) -> float | Tensor:
-        """Return what is added to the logits that were passed on at ``where``, once their scale was measured."""
+        """Return the bias of the logits that were passed on at ``where``, once their scale was measured."""
         option, findings = self.seam.options.get("bias"), self.measured.get(where, [])
         finding = findings[-1] if findings else None
         if finding is None or finding["doubts"] or finding.get("bias") is None:
@@ -117,7 +117,7 @@ class Scales:
             return None
 
     def _inferred(self, findings: Sequence[Finding | None], frame: FrameType, where: str) -> float | Tensor | None:
-        """Return what was measured: a number, or the tensor that holds it."""
+        """Return the measured scale: a number, or the tensor that holds it."""
         if self.seam.spec == OWN_LOSS:
             return 1.0  # of any scale
         if not findings and self.watch is not None:
@@ -140,7 +140,7 @@ class Scales:
         return value if isinstance(value, Tensor) else float(value)
 
     def _check(self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str) -> None:
-        """Refuse a scale that is not what was measured, or that no cosine can have; note what was tested."""
+        """Refuse a scale that differs from the measured one, or that no cosine can have; note the test."""
         finding = findings[-1]
         cosines = self.seam.spec != OWN_LOSS and on_cosines(as_objective(self.seam.spec, like="infonce"))
         value, text, rounding = number_of(scale), f"--scale {self.option}", max(ROUNDED, tolerance_of(logits))

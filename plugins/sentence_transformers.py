@@ -192,7 +192,7 @@ class ContrastiveLoss(nn.Module):
         return self._loss(self._embed(columns), labels, **known)
 
     def _known(self, columns: list[dict[str, Tensor]]) -> dict[str, Any]:
-        """Return what the texts of a batch say beside their embeddings: equal texts, and what the guide thinks."""
+        """Return the equal texts of a batch, and the guide's embeddings of them."""
         views, hard = self._split(columns)
         known: dict[str, Any] = {}
         if self.duplicates is not None:

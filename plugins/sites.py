@@ -1,4 +1,4 @@
-"""Where in a script's source something happens: ``FILE:LINE`` or ``FILE:FUNCTION``, and what is there by name."""
+"""Places in a script's source, ``FILE:LINE`` or ``FILE:FUNCTION``, and the objects named there."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def is_of_torch(file: str) -> bool:
 
 
 def named(path: str, frame: FrameType) -> Any:
-    """Return what ``self.model.logit_scale.exp`` is in ``frame``, or in the first of its callers that has the name.
+    """Return the object ``self.model.logit_scale.exp`` of ``frame``, or of the first of its callers that has the name.
 
     A last attribute that is a method is called.
     """

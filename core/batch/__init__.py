@@ -1,1 +1,1 @@
-"""From a batch to what an objective sees: embeddings, pairings, ready-made scores."""
+"""From a batch to the scores of an objective: embeddings, pairings, ready-made scores."""

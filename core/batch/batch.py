@@ -1,4 +1,4 @@
-"""A batch: the embeddings of its samples, and what is known of them."""
+"""A batch: the embeddings of its samples, with their labels, ids and weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
 
 class Batch:
-    """The embeddings of a batch and what is known of them, validated.
+    """The embeddings of a batch with their labels, ids and weights, validated.
 
     Args:
         views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``.
@@ -112,7 +112,7 @@ class Batch:
         adversarial: Tensor | None = None,
         mixed: Tensor | None = None,
     ) -> None:
-        """Check and take what is known of the batch beside its views."""
+        """Check and store the labels, ids, weights and further keys of the batch."""
         if ids is not None and labels is not None:
             raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
         self.directions = chosen_directions(self.pairing, directions, hardness)
@@ -289,7 +289,7 @@ class Batch:
         return self._prepared(checks.require_finite(full, what))
 
     def _keys(self, keys: Keys, name: str, z: Tensor) -> Keys:
-        """Check what is known of keys, whose normalized embeddings are ``z``."""
+        """Check the ids, guide and weights of keys, whose normalized embeddings are ``z``."""
         ids, log_q, guide, rows = keys.ids, keys.log_q, keys.guide, z[..., 0].numel()
         if ids is not None:
             if self.ids is None:

@@ -1,4 +1,4 @@
-"""A batch that several processes share: exchange what they have to agree on, before they compute.
+"""A batch that several processes share: check that they agree on its settings before they compute.
 
 A process that refuses its input ends the others with an error that names it. One that dies ends them with an error of
 the process group, at the latest after the group's timeout.
@@ -53,7 +53,7 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
 
 
 def _facts(batch: Batch, options: BatchOptions) -> dict[str, int]:
-    """Return what processes that share a batch must agree on, by name: every argument but the choice of an engine."""
+    """Return the settings that all processes must share, by name: every argument but the choice of an engine."""
     pairing_in_force(batch, "single")  # refuses unknown pairings
     known: dict[str, Any] = {**dict.fromkeys(BatchOptions.__annotations__), **options, "engine": None}
     for name in ("queue", "negatives"):

@@ -27,7 +27,7 @@ MAX_STRENGTH = 80.0
 
 
 class Keys(NamedTuple):
-    """Further keys, for ``queue=`` or ``negatives=``, with what is known of them; a plain tensor is embeddings alone.
+    """Further keys, for ``queue=`` or ``negatives=``, with ids, guide and weights; a plain tensor is embeddings alone.
 
     Args:
         embeddings: ``(K, d)`` for a queue; ``(B, d)`` or ``(B, n, d)`` for hard negatives.
@@ -58,7 +58,7 @@ class Keys(NamedTuple):
 
 
 class KnownOptions(TypedDict, total=False):
-    """What may be known of a batch beside its views."""
+    """The keyword arguments of a call that describe the batch beside its views."""
 
     directions: Sequence[str] | None
     hardness: tuple[str, float] | None

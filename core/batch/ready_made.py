@@ -217,7 +217,7 @@ def _scale(scale: object) -> float | Tensor:
 
 
 def _bias(bias: object) -> float | Tensor:
-    """Check what was added to similarities, a number or a tensor with one element."""
+    """Check the bias of similarities, a number or a tensor with one element."""
     if isinstance(bias, Tensor) and bias.numel() == 1 and bias.is_floating_point():
         return bias.reshape(())
     if not is_number(bias):

@@ -1,4 +1,4 @@
-"""What an objective sees of a batch: positive similarities, and negatives that it can reduce."""
+"""The scores of a batch: positive similarities, and negatives that an objective can reduce."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..values import Value
 
 @dataclass
 class Scores:
-    """What an objective sees of a batch.
+    """The positive similarities and the negatives of a batch, as an objective reads them.
 
     Attributes:
         pos: ``(anchors, P)`` positive similarities; entries that ``pos_mask`` rules out are finite.

@@ -1,4 +1,4 @@
-"""What a batch looks like to an objective, in numbers and pictures.
+"""Numbers and pictures of a batch as an objective weights it.
 
 :func:`report` and :func:`weight_curve` show which negatives an objective trains on, :func:`distances`,
 :func:`alignment` and :func:`uniformity` how spread out embeddings are; :mod:`counterpoint.diagnose.plots` draws both.

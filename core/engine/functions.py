@@ -45,7 +45,7 @@ class Traced:
 
     @staticmethod
     def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, unit: float) -> Traced | None:
-        """Trace ``f``; None if it closes over tensors with dimensions, or hides from torch what it closes over."""
+        """Trace ``f``; None if it closes over tensors with dimensions, or hides its closure from torch."""
         args = [x.detach().requires_grad_() for x in (like.new_zeros(1, 1), *(p[:1] for p in per_anchor))]
         with torch.enable_grad(), _Captured(args) as trace:
             output = f(*args)

@@ -1,4 +1,4 @@
-"""What an objective can ask of its negatives, and negatives as a matrix of similarities.
+"""The reductions that an objective can ask of its negatives, and negatives as a matrix of similarities.
 
 An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
 log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same

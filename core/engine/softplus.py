@@ -75,7 +75,7 @@ class Softplus:
 
     @property
     def offset(self) -> float:
-        """What the product adds to the similarities times ``scale``."""
+        """The constant that the product adds to the similarities times ``scale``."""
         return self._intercept * LOG2E
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ class ArCL(Wrapper, name="arcl"):
         return scores.positives_min(scores.pos)
 
     def aligned(self, scores: Scores) -> Scores:
-        """Return the scores for the inner objective: one positive, and what replaces it in the denominator."""
+        """Return the scores for the inner objective: one positive, and its replacement in the denominator."""
         known = scores.views is not None and scores.pairing in ("arcl", "queue")
         if self.views is not None and known and scores.views != self.views:
             raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.views}.")

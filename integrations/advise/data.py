@@ -110,7 +110,7 @@ def read(
     settings: Settings,
     batches: Path | None = None,
 ) -> Pairs:
-    """Read what the command line names."""
+    """Read the data that the command line names."""
     arrays = len(paths) == 2 or negatives or paths[0].suffix == ".npy"
     if arrays:
         if len(paths) != 2:

@@ -1,4 +1,4 @@
-"""Commands from files, and back: what ``--config`` reads, and the command that ``counterpoint show`` prints.
+"""Commands from files, and back: the files of ``--config``, and the command that ``counterpoint show`` prints.
 
 A file becomes flags that stand before those that were typed, so that typed ones override it. It maps flags to values,
 or it is the ``run.json`` of a run.

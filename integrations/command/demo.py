@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(arguments: argparse.Namespace) -> int:
-    """Run what can run here, print the table, and write ``report.html`` and ``report.json``."""
+    """Run the parts that this machine can run, print the table, and write ``report.html`` and ``report.json``."""
     import torch
 
     from .. import report, store, trackers

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with the names of objectives; called before torch is imported."""
+    """Raise an error for unknown names of objectives; called before torch is imported."""
     for word in arguments.spec:
         if word.split(":")[0] not in registry:  # in a notebook, it may have objectives of the reader's own
             check_names(word)

@@ -92,7 +92,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> None:
-    """Read the flags between the host and ``--``; raise what is wrong with names and files, before torch is there."""
+    """Read the flags between the host and ``--``; raise errors of names and files before torch is imported."""
     own = f"counterpoint {command} {arguments.host}"
     words, arguments.script = inject.split(arguments.script)
     parser = Parser(own, f"{own} [options] -- train.py ...")

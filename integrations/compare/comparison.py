@@ -52,7 +52,7 @@ PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9),
 
 
 class Comparison:
-    """What ``counterpoint compare`` was asked for, checked with the plugins of the host."""
+    """A comparison, checked with the plugins of the host."""
 
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
@@ -171,7 +171,7 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
 
 
 def own_settings(specs: Iterable[str]) -> Iterator[str]:
-    """Yield in what rows differ from the script's own loss beside their objective."""
+    """Yield the differences of rows to the script's own loss beside their objective."""
     pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=")
     typed = {spec: dict.fromkeys(pattern.findall(spec.partition(";")[0])) for spec in specs}
     if shown := [f"{quoted(spec)} ({', '.join(names)})" for spec, names in typed.items() if names]:
@@ -261,7 +261,7 @@ def tuned(
     run_cells: Callable[[Sequence[Mapping[str, Any]]], Sequence[Run]],
     seed: int = FIRST_SEED,
 ) -> dict[str, str]:
-    """Return the best spec that the search from each objective has found; what has nothing to tune is left out.
+    """Return the best spec of the search from each objective, but for those without a parameter to tune.
 
     ``make_cell`` makes a cell from a spec, a seed and more; ``run_cells`` returns the runs of cells, failed ones too.
     """
@@ -296,7 +296,7 @@ def with_value(spec: str, name: str, value: float) -> str:
 
 
 def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
-    """Yield the runs that reached the loss less often than others of their seed, and what is wrong with them."""
+    """Yield the runs that reached the loss less often than others of their seed, with a message for each."""
     seeds: dict[int, list[Run]] = defaultdict(list)
     for run in runs:
         seeds[run.arguments["seed"]].append(run)

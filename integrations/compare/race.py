@@ -47,7 +47,7 @@ HCL = ("hcl:beta=1,prior=0.1{t}", "hcl:beta=2,prior=0.1{t}")
 
 
 class Race(Comparison):
-    """What ``counterpoint race`` was asked for."""
+    """A race, checked with the plugins of the host."""
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -63,7 +63,7 @@ class Race(Comparison):
         self.arms: list[Arm] = []
 
     def run(self) -> int:
-        """Race, confirm, and say what has come out; return the exit code."""
+        """Race, confirm, and print the result; return the exit code."""
         self._search()
         tuned = best([arm for arm in self.arms if arm.own])
         winner = best(self.arms)
@@ -240,7 +240,7 @@ def sentence(
     cost: Mapping[str, float],
     lower: bool,
 ) -> str:
-    """Say what the race has found, with intervals on fresh seeds."""
+    """Return the result of the race in a sentence, with intervals on fresh seeds."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
     gain = compared.get(winner)
     more = compared.get(longer)

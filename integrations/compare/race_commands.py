@@ -24,7 +24,7 @@ HOST, metrics and seeds are those of `counterpoint compare`.
 
 @dataclass(frozen=True)
 class RaceSettings(Settings):
-    """What ``counterpoint race`` runs, reads and compares."""
+    """The settings of ``counterpoint race``: the script, its metric and its treatments."""
 
     tune: int = setting(0, flag=False)
     tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009

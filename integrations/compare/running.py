@@ -69,7 +69,7 @@ def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
 
 
 def last_lines(run: Run) -> list[str]:
-    """Return the end of what a script has printed."""
+    """Return the end of a script's output."""
     with suppress(OSError):
         return run.file(LOG).read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
     return []
@@ -118,7 +118,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
 
 
 def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path) -> None:
-    """Copy a folder but for version control and caches, and ``without`` the store; link what ``links`` names."""
+    """Copy a folder but for version control and caches, and ``without`` the store; link the names in ``links``."""
     linked = [source / link for link in links]
 
     def ignored(folder: str, names: list[str]) -> list[str]:

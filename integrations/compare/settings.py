@@ -37,7 +37,7 @@ def item_metric(text: str) -> Metric:
 
 @dataclass(frozen=True)
 class Settings:
-    """What ``counterpoint compare`` runs, reads and compares."""
+    """The settings of ``counterpoint compare``: the script, its metric and its rows."""
 
     objective: Sequence[str] = setting((), flag=False)
     metric: Sequence[Metric] = setting(

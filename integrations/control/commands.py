@@ -26,7 +26,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with names and numbers; called before torch is imported."""
+    """Raise errors of names and numbers; called before torch is imported."""
     if known := tasks():  # else the error names the extra to install
         for task in arguments.task:
             check_choice("task", task, known)

@@ -28,7 +28,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with names and folders; called before torch is imported."""
+    """Raise errors of names and folders; called before torch is imported."""
     flags.use_root(arguments)
     for dataset in arguments.data:
         check_dataset(dataset)

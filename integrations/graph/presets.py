@@ -1,4 +1,4 @@
-"""The recipes of the papers: the spec of the objective, and what else a cell needs."""
+"""The recipes of the papers: the spec of the objective, and the other settings of a cell."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def write(run: Run, name: str, folder: Path) -> Path:
 
 
 def card(run: Run, name: str, pipeline: str, size: int | None = None) -> str:
-    """Return the model card, README.md of the repository: how the run was trained and scored, and what to cite.
+    """Return the model card, README.md of the repository: the training, the scores, and the papers to cite.
 
     Args:
         run: the run that is published.

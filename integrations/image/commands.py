@@ -34,7 +34,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with names and folders; called before torch is imported."""
+    """Raise errors of names and folders; called before torch is imported."""
     flags.use_root(arguments)
     dataset = arguments.data or "digits"
     check_dataset(dataset)

@@ -1,4 +1,4 @@
-"""Image encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``, and what ``export`` needs."""
+"""Image encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``, and their ``export``."""
 
 from __future__ import annotations
 

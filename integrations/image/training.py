@@ -1,4 +1,4 @@
-"""The runs of a grid: cells, training, and restoring what a run has trained."""
+"""The runs of a grid: cells, training, and restoring a trained encoder."""
 
 from __future__ import annotations
 

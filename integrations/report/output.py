@@ -50,7 +50,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
         missing = str(error)
 
     def draw(name: str, alt: str, height: float = 2.7, **content: Any) -> Markup:
-        """Return what a function of :mod:`.plots` draws; ``alt`` describes it."""
+        """Return the picture that a function of :mod:`.plots` draws; ``alt`` describes it."""
         drawing = figure(WIDE, height)
         axes = drawing.add_subplot()
         getattr(plots, f"draw_{name}")(axes, **content)
@@ -138,7 +138,7 @@ RENDER: dict[str, Callable[[Report], str]] = {
 
 
 def show(runs: Sequence[Run], as_json: bool) -> None:
-    """Print what a ``train`` command found: the runs as JSON, or the report of all their results."""
+    """Print the results of a ``train`` command: the runs as JSON, or the report of all their results."""
     if as_json:
         print(json.dumps([finite(run.flat()) for run in runs], indent=1, allow_nan=False))
     elif runs:

@@ -52,7 +52,7 @@ def paper_number(
     arguments: Mapping[str, Any] | None = None,
     same_setup: bool = False,
 ) -> PaperNumber | None:
-    """Return what a paper reports for an objective on a data set, from the row that matches it most closely, or None.
+    """Return a paper's number for an objective on a data set, from the row that matches it most closely, or None.
 
     Args:
         domain: graph, sentence, image or control.

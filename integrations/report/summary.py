@@ -131,7 +131,7 @@ class Pooled:
 
 @dataclass(frozen=True)
 class Report:
-    """The columns, what several of them say together, and remarks about missing runs and numbers."""
+    """The columns, the pooled verdicts on several of them, and remarks about missing runs and numbers."""
 
     columns: list[Column]
     notes: list[str]
@@ -191,7 +191,7 @@ def summarise(
 
 
 def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
-    """Split the runs on one data set by all settings that are not the objective's; yield what differs, and the runs.
+    """Split the runs on one data set by all settings that are not the objective's; yield the differences, and the runs.
 
     Rows that train nothing, or another length on purpose, are in each part with which they agree in all other settings.
     """

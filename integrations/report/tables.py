@@ -149,7 +149,7 @@ def terminal(report: Report) -> str:
 
 
 def _blocks(widths: Sequence[int]) -> list[list[int]]:
-    """Group the columns of an overview by what fits beside each other; the names begin each block."""
+    """Group the columns of an overview into blocks that fit the width; the names begin each block."""
     blocks = [[0]]
     for j, width in enumerate(widths[1:], 1):
         if len(blocks[-1]) > 1 and sum(widths[i] + 2 for i in blocks[-1]) + width > WIDTH:

@@ -15,7 +15,7 @@ UNTRAINED = re.compile("untrained|before training|no pre-train|random encoder", 
 
 
 def reading(column: Column) -> str:
-    """Return what the statistics of a column say: what training is worth, then the verdicts on objectives."""
+    """Return the statistics of a column in words: the worth of training, then the verdicts on objectives."""
     parts = [*_checks(column), *_objectives(column), *_paper_differences(column)]
     return f"{column.title}: {'; '.join(parts)}."
 
@@ -65,7 +65,7 @@ def number(x: float, places: int, sign: str = "+") -> str:
 
 
 def verdicts(compared: Mapping[str, Verdict], places: int, pair: str = "seed") -> Iterator[str]:
-    """Yield the rows of each verdict, what could have been found, and how many more pairs would tell."""
+    """Yield the rows of each verdict, the detectable difference, and how many more pairs would tell."""
     different = {row: v for row, v in compared.items() if v.different}
     for word, sign in (("higher", 1), ("lower", -1)):
         if rows := {row: v for row, v in different.items() if v.difference * sign > 0}:
@@ -104,7 +104,7 @@ def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -
 
 
 def _checks(column: Column) -> Iterator[str]:
-    """Yield what the rows that train nothing, and the largest class, say about the data set."""
+    """Yield the comparisons with the rows that train nothing, and with the largest class."""
     if column.uninformative:
         share = f"{column.majority:.{column.digits}f}"
         yield f"this data set tells nothing: no row is found above the majority class ({share})"
@@ -117,7 +117,7 @@ def _checks(column: Column) -> Iterator[str]:
 
 
 def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -> Iterator[str]:
-    """Yield what trained rows gain over one that trains nothing."""
+    """Yield the gains of trained rows over one that trains nothing."""
     places, sign = column.digits, -1 if column.lower else 1
     untrained = UNTRAINED.search(check) is not None
     better = {row: v for row, v in compared.items() if v.different and v.difference * sign > 0}
@@ -136,7 +136,7 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
 
 
 def overview_reading(columns: Sequence[Column]) -> str:
-    """Return what the statistics of several columns say together."""
+    """Return the pooled statistics of several columns in words."""
     differences = [verdict for column in columns for verdict in column.compared.values()]
     text = f"{plural(len(differences), 'comparison')} with a baseline in {plural(len(columns), 'column')}, "
     if not all(column.tested for column in columns):

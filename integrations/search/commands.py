@@ -53,7 +53,7 @@ class Tried(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a search found, as ``--json`` prints it."""
+    """The result of a search, as ``--json`` prints it."""
 
     objective: str
     best: str
@@ -85,7 +85,7 @@ def _baseline(text: str) -> str:
 
 
 def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[argparse.Namespace], None]) -> None:
-    """Raise what is wrong with the flags, before torch is imported."""
+    """Raise errors of the flags before torch is imported."""
     if arguments.budget < arguments.seeds:
         raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
     if getattr(arguments, "part", None) not in (None, "tune"):

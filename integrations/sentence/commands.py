@@ -41,7 +41,7 @@ def train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _check_train(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with settings, files and the model's name; called before torch is imported."""
+    """Raise errors of settings, files and the model's name; called before torch is imported."""
     from . import data
     from .locate import find
 
@@ -116,7 +116,7 @@ def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "")
 
 
 def _check_eval(arguments: argparse.Namespace) -> None:
-    """Raise what is wrong with the names of data and model; called before torch is imported."""
+    """Raise errors of the names of data and model; called before torch is imported."""
     from .locate import find
 
     if "root" in arguments:

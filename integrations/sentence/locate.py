@@ -12,7 +12,7 @@ from counterpoint.names import nearest
 
 
 def find(model: str | Path, revision: str | None = None) -> str:
-    """Resolve a model to its folder, inside a run's folder or URL if that is what is named, or to its name on the hub.
+    """Resolve a model to its folder, which may be inside a run's folder or URL, or to its name on the hub.
 
     A name may begin with ``hf://``, as those of runs on the hub do.
 

@@ -1,4 +1,4 @@
-"""mteb's tasks and benchmarks: mteb downloads, embeds, scores and keeps what it has done.
+"""mteb's tasks and benchmarks: mteb downloads, embeds, scores and caches the results.
 
 Its scores are those of the task, times 100: the metric that mteb calls the task's main score.
 """
@@ -26,7 +26,7 @@ except ModuleNotFoundError as error:
 
 @dataclass
 class Score:
-    """A percentage; ``metric`` is mteb's name of what it measures."""
+    """A percentage; ``metric`` is mteb's name of the measure."""
 
     score: float
     metric: str

@@ -154,7 +154,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         return str(self.folder / state["trainer"])
 
     def _check(self, state: dict[str, Any]) -> None:
-        """Raise ``DamagedError`` if the trainer's checkpoint is not what it was."""
+        """Raise ``DamagedError`` if the trainer's checkpoint has changed."""
         folder = self.folder / state["trainer"]
         if not folder.is_dir() or store.checksum(folder) != state["checksum"]:
             raise store.DamagedError(f"{folder}: {'damaged' if folder.exists() else 'missing'}")

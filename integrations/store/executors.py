@@ -37,7 +37,7 @@ KEYS = {LOCAL: {}, "slurm": SLURM, "ray": {"gpus": "num_gpus", "cpus": "num_cpus
 
 
 class Place(NamedTuple):
-    """Where to train: a kind of cluster, its address if it has one, and what a run needs of it."""
+    """Where to train: a kind of cluster, its address if it has one, and the resources of a run."""
 
     kind: str
     address: str
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 
 def parse(text: str) -> Place:
-    """Read ``KIND[:ADDRESS][,KEY=VALUE,...]``; raise ``ValueError`` for what no cluster here takes."""
+    """Read ``KIND[:ADDRESS][,KEY=VALUE,...]``; raise ``ValueError`` for unknown kinds and keys."""
     if (wrong := UNSAFE.search(text)) is not None:  # it would reach the header of a batch script
         raise ValueError(f"--on: {wrong[0]!r} is not allowed in a place, got {text!r}.")
     kind, _, rest = text.partition(":")

@@ -70,7 +70,7 @@ class RunFolder:
         return self.path / name
 
     def push(self) -> None:
-        """Let others see what was written."""
+        """Publish the files that were written."""
 
     @property
     def busy(self) -> bool:

@@ -56,7 +56,7 @@ class Mirror(RunFolder):
         return self.path / name
 
     def push(self) -> None:
-        """Send what has changed; raise :class:`BusyError` if another process has taken the lease."""
+        """Upload changed files; raise :class:`BusyError` if another process has taken the lease."""
         transport = connect(self.store)
         tops = [top for top in self.path.iterdir() if top.name != UNSENT]
         files = [path for top in tops for path in (top, *top.rglob("*")) if path.is_file() and path.suffix != ".tmp"]

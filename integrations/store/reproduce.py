@@ -1,4 +1,4 @@
-"""What a run needs to be reproduced: random states, checksums and versions."""
+"""To reproduce a run: random states, checksums and versions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restore what :func:`rng_state` returned, for the devices and packages that this machine has."""
+    """Restore the states of :func:`rng_state`, for the devices and packages that this machine has."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     for device, cuda_state in zip(range(torch.cuda.device_count()), state.get("cuda", ()), strict=False):

@@ -117,7 +117,7 @@ class Run:
 
     @property
     def details(self) -> dict[str, Any]:
-        """What :meth:`finish` stored beside the headline numbers."""
+        """The details that :meth:`finish` stored beside the headline numbers."""
         return self.record.get("details") or {}
 
     def flat(self) -> dict[str, Any]:
@@ -215,7 +215,7 @@ class Run:
             file.write(save(weights, {key: json.dumps(value) for key, value in self.arguments.items()}))
 
     def counts(self, unit: str) -> None:
-        """Record what the steps of :meth:`log` and :meth:`save` count, such as ``epoch``, for the plots of a report."""
+        """Record the unit of the steps of :meth:`log` and :meth:`save`, such as ``epoch``, for a report's plots."""
         self._write(axis=unit)
 
     def data(self, checksum: str) -> None:
@@ -307,7 +307,7 @@ class Run:
         return self._metrics
 
     def _ending(self) -> dict[str, Any]:
-        """Return what is recorded when training ends."""
+        """Return the record of the end of training."""
         seconds = self.record.get("seconds", 0.0) + time.monotonic() - self._begun_at
         return {"finished": now(), "seconds": round(seconds, 3)}
 

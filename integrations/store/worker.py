@@ -95,7 +95,7 @@ def _train(train: Callable[[Run], None], run: Run, progress: bool) -> None:
 
 
 def pack(train: Callable[[Run], None], progress: bool) -> bytes:
-    """Return what a :class:`Worker` needs to import this process's script, and to train its runs."""
+    """Return the setup with which a :class:`Worker` imports this process's script and trains its runs."""
     preparation = spawn.get_preparation_data("worker")
     preparation.pop("authkey", None)  # only multiprocessing may pickle it
     try:

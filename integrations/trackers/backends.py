@@ -20,7 +20,7 @@ MOST = 1000  # lines that are waited for at the end
 
 @dataclass(frozen=True)
 class Subject:
-    """What trackers are told of a run."""
+    """A run, as trackers know it."""
 
     identifier: str
     name: str

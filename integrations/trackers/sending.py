@@ -108,7 +108,7 @@ class Sending:
 
 
 def subject_of(run: Run) -> Subject:
-    """Return what trackers are told of a run. A resumed run has the same identifier, a run begun anew another one."""
+    """Return a run as trackers know it. A resumed run has the same identifier, a run begun anew another one."""
     arguments = run.arguments
     identity = json.dumps([run.folder.name, run.record["started"]])
     return Subject(

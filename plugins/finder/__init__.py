@@ -1,1 +1,1 @@
-"""What ``counterpoint inject auto`` sees of a script: calls of torch, autograd's graph and gradients."""
+"""``counterpoint inject auto``: find a script's losses by its calls of torch, autograd's graph and gradients."""

@@ -1,4 +1,4 @@
-"""Measure what a script multiplies its similarities by: how logits move with the product of embeddings, by autograd."""
+"""Measure the factor of a script's similarities: how logits move with the product of embeddings, by autograd."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | No
 
 
 def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, finding: Finding) -> None:
-    """Measure what is added to a product times ``raw`` in ``logits``; None if it is not the same everywhere."""
+    """Measure the bias that ``logits`` add to a product times ``raw``; None if it is not the same everywhere."""
     s, x = product.values(), logits.detach().double()
     finding |= {"bias": None, "bias_learned": [], "bias_variable": None}
     rests = [x - raw * matrix for matrix in ((s, s.mT) if s.dim() == 2 else ()) if matrix.shape == x.shape]
@@ -101,7 +101,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
 
 
 def _factor_of(x: Tensor, product: Product) -> float | None:
-    """What logits multiply a product's entries by: None if they do not depend on these, zero if it is not one number.
+    """The factor of a product's entries in logits: None if they do not depend on these, zero if it is not one number.
 
     All logits together tell whether it is the same everywhere, and some logits by themselves what it is: a product may
     be taken twice, and subtracting one logit of a row from the others changes no softmax.
@@ -186,7 +186,7 @@ def _norm(watch: Watch, x: Tensor) -> float | None:
 
 
 def _factor(x: Tensor) -> float:
-    """What embeddings were multiplied by at last: queries are sometimes divided by the temperature."""
+    """The last factor of embeddings: queries are sometimes divided by the temperature."""
     node, factor = x.grad_fn, 1.0
     while node is not None:
         name = node.name().partition("Backward")[0]

@@ -30,7 +30,7 @@ OURS = {spec: at_scale(spec, 1.0) for spec in (*SINGLE, *SEVERAL)}
 
 @dataclass
 class Form:
-    """What a gradient says of the loss that it came from.
+    """The form of a loss, as its gradient shows it.
 
     Attributes:
         name: the spec of one of our objectives, up to its temperature.

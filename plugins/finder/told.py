@@ -1,4 +1,4 @@
-"""What the script's frames have that a treatment could be told: ids, texts, and rows of tokens."""
+"""Data in the script's frames that a treatment could use: ids, texts, and rows of tokens."""
 
 from collections import UserDict
 from collections.abc import Collection, Iterator, Sequence
@@ -15,7 +15,7 @@ from ..sites import is_installed, names_at
 
 
 def told(stack: Sequence[FrameType], lengths: Collection[int], labels: Tensor | None) -> dict[str, dict[str, Any]]:
-    """Return what has one of the lengths, but for the labels, by its path. Nothing of the script is called."""
+    """Return the objects of one of the lengths, but for the labels, by path. Nothing of the script is called."""
     found, seen, names = {}, {id(labels)}, names_at(stack[0])
     for frame in (frame for frame in stack if not is_installed(frame.f_code.co_filename)):
         for name, value in [*frame.f_locals.items()]:

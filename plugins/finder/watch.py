@@ -58,7 +58,7 @@ _BELOW_A_NORM = words(
 
 @dataclass
 class Walk:
-    """What lies above a tensor in autograd's graph, as far as entries are only moved, scaled, masked or joined."""
+    """The part of autograd's graph above a tensor in which entries are only moved, scaled, masked or joined."""
 
     products: list[Product] = field(default_factory=list)
     scalars: list[Tensor] = field(default_factory=list)  # learned numbers
@@ -71,7 +71,7 @@ class Walk:
 
 @dataclass
 class Sink:
-    """A call that turns logits into a loss, or into what a loss is made of."""
+    """A call that turns logits into a loss, or into a part of one."""
 
     kind: str
     place: Place
@@ -236,7 +236,7 @@ class Watch(TorchFunctionMode):
         return out
 
     def sink(self, kind: str, x: Tensor, output: Tensor, walk: Walk) -> Sink:
-        """Return a sink with what the script's frames know of it."""
+        """Return a sink with the names that the script's frames have for it."""
         stack = list(frames())
         sink = Sink(kind, place(stack[0]), x, output, walk)
         sink.frames += [(f, self.passed.get(f, {})) for f in stack[:8]]
@@ -285,7 +285,7 @@ class Watch(TorchFunctionMode):
         self.survey[key] = self.survey.get(key, 0) + 1
 
     def walk(self, x: Tensor, more: set[str] = frozenset()) -> Walk:  # type: ignore[assignment]
-        """Return what lies above ``x``; nodes named ``more`` may also lie between."""
+        """Return the graph above ``x``; nodes named ``more`` may also lie between."""
         found = Walk()
         todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
         seen = found.nodes

@@ -1,4 +1,4 @@
-"""Say what was found: in words, as commands, and as the line to write by hand."""
+"""Describe the findings: in words, as commands, and as the line to write by hand."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _form_words(loss: Finding) -> str:
 
 
 def _by_hand(loss: Finding, objective: str | None) -> str:
-    """What to write, where there is no command."""
+    """The line to write by hand, where there is no command."""
     replace = loss.get("replace")
     if loss["learned"] or _changes(loss):
         what = "is learned" if loss["learned"] else "changes"

@@ -1,4 +1,4 @@
-"""What old clones need of today's packages: one module of :class:`~counterpoint.plugins.host.Shim` per host.
+"""Shims for old clones on today's packages: one module of :class:`~counterpoint.plugins.host.Shim` per host.
 
 ``counterpoint inject`` applies a host's shims by itself. By hand, apply them before you import the host's modules; a
 fork of SimCSE, for example, runs on today's transformers with::

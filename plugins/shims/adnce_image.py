@@ -1,4 +1,4 @@
-"""What the image part of ADNCE needs."""
+"""Shims for the image part of ADNCE."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What CURL and dmc2gym need of today's numpy and gym."""
+"""Shims for CURL and dmc2gym on today's numpy and gym."""
 
 from __future__ import annotations
 

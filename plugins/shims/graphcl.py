@@ -1,4 +1,4 @@
-"""What GraphCL needs of today's torch and PyTorch Geometric."""
+"""Shims for GraphCL on today's torch and PyTorch Geometric."""
 
 from __future__ import annotations
 

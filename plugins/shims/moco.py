@@ -1,4 +1,4 @@
-"""What MoCo needs of today's torch, and of its authors' package."""
+"""Shims for MoCo on today's torch and on its authors' package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SimCSE, and forks of it, need of today's transformers."""
+"""Shims for SimCSE and its forks on today's transformers."""
 
 from __future__ import annotations
 
