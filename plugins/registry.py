@@ -4,29 +4,20 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterpoint.names import check_known
+from counterpoint.names import OBJECTIVES, check_known
 
 if TYPE_CHECKING:
     from .host import Host
 
 BUILT_IN = (
-    "simcse",
-    "graphcl",
-    "adnce_image",
-    "curl",
-    "moco",
-    "lightly",
-    "sentence_transformers",
-    "clip",
-    "pyg",
-    "logits",
-    "function",
-    "auto",
-)
+    "simcse", "graphcl", "adnce_image", "curl", "moco", "lightly", "sentence_transformers", "clip", "pyg", "logits",
+    "function", "auto",
+)  # fmt: skip
 GROUP = "counterpoint.hosts"
 
 
@@ -35,11 +26,20 @@ def names() -> list[str]:
     return [*BUILT_IN, *(entry.name for entry in metadata.entry_points(group=GROUP) if entry.name not in BUILT_IN)]
 
 
+def check(name: str, error: Callable[[str], Exception] = ValueError) -> None:
+    """Raise ``error`` unless this is the name of a host: often it is that of an objective, or of the script."""
+    if name in OBJECTIVES:
+        raise error(f"unknown host '{name}': it is an objective, as in: auto --objective {name} -- train.py")
+    if name.endswith(".py"):
+        raise error(f"unknown host '{name}': the host comes first, and the script behind --, as in: auto -- {name}")
+    check_known("unknown host", name, names(), error)
+
+
 def load(name: str) -> Host:
     """Return the host of that name. Only its own plugin is imported, so that a broken one affects no other."""
     from .host import SeamError
 
-    check_known("unknown host", name, names(), SeamError)
+    check(name, SeamError)
     host: Host
     if name in BUILT_IN:
         host = importlib.import_module(f"{__package__}.{name}").HOST

@@ -38,6 +38,8 @@ PYTHON = {
 }
 COMMANDS = {
     "inject simsce -- train.py": "'simsce'. Did you mean 'simcse'",
+    "inject hcl -- train.py": "it is an objective, as in: auto --objective hcl -- train.py",
+    "inject train.py": "the host comes first, and the script behind --, as in: auto -- train.py",
     "inject logits -- trian.py": "script not found: trian.py",
     "inject logits --objective hlc -- train.py": "'hlc'. Did you mean 'hcl'",
     "inject logits --objective hcl:0.1 -- train.py": "expected a parameter's name, found '0'",

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from counterpoint.names import check_known
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
@@ -100,7 +99,7 @@ def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> N
     parser.parse_args(words, arguments)
     arguments.settings = kind(**flags.chosen(arguments, kind))
     if arguments.host is not None:
-        check_known("unknown host", arguments.host, registry.names())
+        registry.check(arguments.host)
 
 
 def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
