@@ -34,8 +34,8 @@ def follow(copy: nn.Module, encoder: nn.Module) -> None:
     """Move the parameters of the copy towards those of the encoder; take its statistics."""
     for mean, x in zip(copy.parameters(), encoder.parameters(), strict=True):
         mean.lerp_(x, 1 - KEPT)
-    for mean, x in zip(copy.buffers(), encoder.buffers(), strict=True):
-        mean.copy_(x)
+    for old, new in zip(copy.buffers(), encoder.buffers(), strict=True):
+        old.copy_(new)
 
 
 class OwnGuide:
