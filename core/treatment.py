@@ -26,7 +26,7 @@ from .batch.options import Reduction
 from .batch.pairings import scores_of
 from .batch.ready_made import MASKED, score_columns
 from .batch.rules import Rule, as_rules, limits, rounded_up
-from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, spread
+from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, positives_of, spread
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
@@ -233,9 +233,9 @@ class Treatment(Wrapper):
             s = widen(logits.detach())
             out = s <= MASKED
             s = (s - bias) / scale
-            positive = _positives(s, labels, ignore_index) & ~out
+            positive = positives_of(s, labels, ignore_index) & ~out
             columns = positive.long().argmax(-1)
-            drop = self._same(s, out, columns, known, logits.dtype)
+            drop = self._same(s, out, columns, positive.any(-1), known, logits.dtype)
             if "labels" in self.told:
                 labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
             judge = s if known.get("guide") is None else _guided(known["guide"], s, columns).expand_as(s)
@@ -292,7 +292,7 @@ class Treatment(Wrapper):
             least = rounded_up(judge.masked_fill(~left, torch.inf).amin(-1, keepdim=True))
             left = left & (judge <= torch.maximum(most, least))
         empty = rows & ~within.any(-1)
-        return left, (rows.sum(), (keys & ~left).sum(), empty.sum())
+        return left, (rows.sum(), (keys & ~left & rows.unsqueeze(-1)).sum(), empty.sum())
 
     def _missing(self, name: str) -> TypeError:
         if name == "guide" and self.own_guide:
@@ -302,37 +302,49 @@ class Treatment(Wrapper):
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")
 
-    def _same(self, s: Tensor, out: Tensor, columns: Tensor, known: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
-        """Return which keys are the same as an anchor's positive, by all that is told."""
+    def _same(
+        self, s: Tensor, out: Tensor, columns: Tensor, counted: Tensor, known: Mapping[str, Any], dtype: torch.dtype
+    ) -> Tensor:
+        """Return which keys are the same as an anchor's positive, by all that is told of anchors that have one."""
         if s.dim() > 2:
             if len(s) == 2 and s.shape[-1] == s.shape[-2] and torch.equal(s[0], s[1].mT):  # both ways of the same pairs
-                return self._same(s[0], out[0], columns[0], known, dtype).expand_as(out).clone()
-            return torch.stack([self._same(*each, known, dtype) for each in zip(s, out, columns, strict=True)])
-        numbers = [self._of_keys(name, s, out, columns, known, dtype) for name in self.told if name != "guide"]
+                return self._same(s[0], out[0], columns[0], counted[0], known, dtype).expand_as(out).clone()
+            parts = zip(s, out, columns, counted, strict=True)
+            return torch.stack([self._same(*each, known, dtype) for each in parts])
+        numbers = [self._of_keys(name, s, out, columns, counted, known, dtype) for name in self.told if name != "guide"]
         if not numbers:
             return torch.zeros_like(out)
         number = reduce(merged, numbers)
         return number[columns].unsqueeze(-1) == number
 
     def _of_keys(
-        self, name: str, s: Tensor, out: Tensor, columns: Tensor, known: Mapping[str, Any], dtype: torch.dtype
+        self,
+        name: str,
+        s: Tensor,
+        out: Tensor,
+        columns: Tensor,
+        counted: Tensor,
+        known: Mapping[str, Any],
+        dtype: torch.dtype,
     ) -> Tensor:
         """Return a number for each key, the same for those that ``name`` says are the same."""
         anchors, keys = s.shape
-        if anchors > 1 and bool((columns == columns[0]).all()):
+        own = columns[counted]
+        if len(own) > 1 and bool((own == own[0]).all()):
             raise ValueError(f"{self._named(name)}: these logits do not say which keys anchors have in common.")
         values = known.get({"labels": "classes"}.get(name, name))
         if values is None:
             fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
             number = numbered(torch.where(out, fill, s).mT, False, dtype)
-            if not bool(out.any()) and len(columns.unique()) == anchors:  # equal anchors are the same sample, too
+            if not bool(out.any()) and len(own.unique()) == anchors:  # equal anchors are the same sample, too
                 rows = numbered(s, False, dtype)
                 number = merged(number, (len(rows) + torch.arange(keys).to(rows)).scatter(0, columns, rows))
         else:
             gathered = isinstance(values, Tensor) and is_part(values, keys)
-            number = spread(numbered(values, gathered).to(s.device), columns, keys, self._named(name))
+            number = spread(numbered(values, gathered).to(s.device), columns, counted, keys, self._named(name))
         if anchors == keys and bool(out.diagonal().all()):  # the anchors are keys, too
-            number = merged(number, torch.minimum(columns, torch.arange(anchors, device=s.device)))
+            itself = torch.arange(anchors, device=s.device)
+            number = merged(number, torch.minimum(columns.where(counted, itself), itself))
         return number
 
     def _count(self, tally: Tally | None, across: Callable[[Tensor], Tensor] = lambda x: x) -> None:
@@ -414,17 +426,6 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
         except Exception as error:
             raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
     return value
-
-
-def _positives(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:
-    """Return booleans of the shape of the logits."""
-    if labels is None:
-        return torch.eye(*s.shape[-2:], dtype=torch.bool, device=s.device).expand(s.shape)
-    if labels.shape == s.shape:
-        return labels > 0 if labels.is_floating_point() else labels
-    counted = labels != ignore_index
-    columns = labels.where(counted, 0).long().unsqueeze(-1)
-    return torch.zeros_like(s, dtype=torch.bool).scatter(-1, columns, True) & counted.unsqueeze(-1)
 
 
 def _guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.functional import cosine_similarity
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -21,7 +21,7 @@ from counterpoint.checks import compiling
 
 KEPT = 0.99
 """Weight of the moving average's own parameters in each step."""
-_AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+_AROUND = (nn.DataParallel, nn.parallel.DistributedDataParallel, fx.GraphModule)  # of these, the modules within count
 
 
 def copy_of(encoder: nn.Module) -> nn.Module:

@@ -31,7 +31,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -191,7 +191,7 @@ _IF_WRONG = (
 def _not_imported(replaced: _Replaced) -> list[str]:
     """Say where the function is, if it was loaded by something else than an import."""
     for function in gc.get_objects():
-        if not inspect.isfunction(function) or hasattr(function, "counterpoint_replaces"):
+        if type(function) is not FunctionType or hasattr(function, "counterpoint_replaces"):
             continue
         code = function.__code__
         if function_name(code) != replaced.site.function or not is_file(code.co_filename, replaced.site.file):

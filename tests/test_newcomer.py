@@ -60,10 +60,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint report runs --format latex": ([], r"toprule"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
     "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
-    "counterpoint train graph --data PROTEINS": (
-        [*GRAPH, "--seeds", "1"],
-        r"graph: PROTEINS.*adnce:t=0\.05",
-    ),
+    "counterpoint train graph --data PROTEINS": ([*GRAPH, "--seeds", "1"], r"graph: PROTEINS.*adnce:t=0\.05"),
     "counterpoint train graph --data MUTAG": ([*GRAPH], r"graph: MUTAG.*adnce:t=0\.15"),
     "counterpoint train graph --seeds 8 --on": "a cluster",
     "counterpoint eval graph runs/graph/PROTEINS": (["--folds", "3", "--seeds", "1"], r"PROTEINS, knn: accuracy"),

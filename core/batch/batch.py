@@ -336,8 +336,7 @@ class Batch:
         if self.adversarial is not None:
             raise ValueError("guide= cannot be combined with adversarial=: the guide has not seen these views.")
         listed = [views] if isinstance(views, Tensor) else [*views]
-        for i, view in enumerate(listed, 1):
-            checks.require_float(view, f"guide, view {i}")
+        listed = [checks.require_float(view, f"guide, view {i}") for i, view in enumerate(listed, 1)]
         if len(listed) == 1 and listed[0].dim() == 3:
             listed = [*listed[0].unbind(1)]
         shapes = [view.shape[:-1] for view in listed]
@@ -347,8 +346,8 @@ class Batch:
                 f"{', '.join(map(checks.shape, listed))}."
             )
         engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
-        known: BatchOptions = {"labels": self.labels, "hardness": self.hardness, "in_batch": self.in_batch}
-        known |= {"ids": self.ids if self.labels is None else None, "log_q": self.log_q}
+        known: BatchOptions = {"labels": self.labels, "ids": self.ids if self.labels is None else None}
+        known |= {"log_q": self.log_q, "hardness": self.hardness, "in_batch": self.in_batch}
         known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
         if (bank := self.queue) is not None and bank.guide is not None:
             known["queue"] = bank._replace(embeddings=bank.guide.to(self.dtype), guide=None)

@@ -87,9 +87,7 @@ class BatchOptions(KnownOptions, total=False):
 
 
 def chosen_directions(
-    pairing: str | Mapping[str, str] | None,
-    directions: Sequence[str] | None,
-    hardness: tuple[str, float] | None,
+    pairing: str | Mapping[str, str] | None, directions: Sequence[str] | None, hardness: tuple[str, float] | None
 ) -> tuple[str, ...]:
     """Return the directions in force, in the order of :data:`DIRECTIONS`; none for other pairings."""
     if hardness is not None:

@@ -131,12 +131,7 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
 
 
 def scores_from_logits(
-    logits: Tensor,
-    labels: Tensor | None,
-    scale: float | Tensor,
-    bias: float | Tensor,
-    ignore_index: int,
-    empty: str,
+    logits: Tensor, labels: Tensor | None, scale: float | Tensor, bias: float | Tensor, ignore_index: int, empty: str
 ) -> Scores:
     """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
 

@@ -96,12 +96,12 @@ def is_part(values: Tensor, keys: int) -> bool:
     return distributed.is_initialized() and len(values) < keys == len(values) * distributed.get_world_size()
 
 
-def spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
+def spread(values: Tensor, columns: Tensor, counted: Tensor, keys: int, what: str) -> Tensor:
     """Return a number for each key; keys of which nothing is known have their own.
 
     Args:
         values: one per key, per anchor, or per sample of two views.
-        columns: the positive of each anchor.
+        columns, counted: the positive of each anchor, and which anchors have one.
         keys: how many there are.
     """
     anchors = len(columns)
@@ -109,7 +109,7 @@ def spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
         values = gather(values)
     if 2 * len(values) == anchors:
         both = [values.repeat(2), values.repeat_interleave(2)]
-        fits = [two for two in both if keys != anchors or torch.equal(two[columns], two)]
+        fits = [two for two in both if keys != anchors or torch.equal(two[columns][counted], two[counted])]
         if not fits:
             raise ValueError(f"{what}: the {len(values)} values fit neither order of two views.")
         values = fits[0]
@@ -118,4 +118,15 @@ def spread(values: Tensor, columns: Tensor, keys: int, what: str) -> Tensor:
     if len(values) != anchors:
         raise ValueError(f"{what}: expected one value for each of {anchors} anchors or {keys} keys, got {len(values)}.")
     groups = torch.unique(values, return_inverse=True)[1]
-    return (anchors + torch.arange(keys, device=values.device)).scatter(0, columns, groups)
+    return (anchors + torch.arange(keys, device=values.device)).scatter(0, columns[counted], groups[counted])
+
+
+def positives_of(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:
+    """Return which logits are of positives, of the shape of the logits; in rows to ignore, none."""
+    if labels is None:
+        return torch.eye(*s.shape[-2:], dtype=torch.bool, device=s.device).expand(s.shape)
+    if labels.shape == s.shape:
+        return labels > 0 if labels.is_floating_point() else labels
+    counted = labels != ignore_index
+    columns = labels.where(counted, 0).long().unsqueeze(-1)
+    return torch.zeros_like(s, dtype=torch.bool).scatter(-1, columns, True) & counted.unsqueeze(-1)

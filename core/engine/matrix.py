@@ -230,11 +230,7 @@ class MatrixNegatives(Negatives):
     """
 
     def __init__(
-        self,
-        scores: Tensor,
-        skip: Tensor | None = None,
-        drop: Tensor | None = None,
-        log_weight: Tensor | None = None,
+        self, scores: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
         self.scores = scores
         self.skip = skip

@@ -32,13 +32,7 @@ class Quadratic:
     that uses them is not recognized. ``after`` is ``relu`` or ``softplus`` if that is the last operation.
     """
 
-    def __init__(
-        self,
-        value: Sequence[Value],
-        slope: Sequence[Value],
-        dtype: torch.dtype,
-        after: str = "",
-    ) -> None:
+    def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, after: str = "") -> None:
         if len(value) > 3 or len(slope) > 2:
             raise TypeError("not quadratic")
         self.value, self.slope, self.dtype = (*value,), (*slope,), dtype

@@ -306,11 +306,7 @@ def _positive(value: Value, what: str) -> Value:
 
 
 def _root(
-    neg: Negatives,
-    excess: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
-    low: Tensor,
-    high: Tensor,
-    x: Tensor,
+    neg: Negatives, excess: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], low: Tensor, high: Tensor, x: Tensor
 ) -> Tensor:
     """Find the root of an increasing function for each anchor: Halley's method, or bisection outside the bracket."""
     # the next error is at most about a third of the third power of a step, and KL is known to about 10 eps

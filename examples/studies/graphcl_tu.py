@@ -202,10 +202,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add(
-        "--preset",
-        choices=("paper", "quick"),
-        default="paper",
-        help="quick: 2 seeds of 2 epochs, to see that it works",
+        "--preset", choices=("paper", "quick"), default="paper", help="quick: 2 seeds of 2 epochs, to see that it works"
     )
     add("--datasets", nargs="+", default=DATASETS, metavar="NAME", help="any of the data sets in ADNCE's paper")
     add("--seeds", type=int, help="runs per row; by default 20 on MUTAG, 10 on IMDB-BINARY, 5 elsewhere")

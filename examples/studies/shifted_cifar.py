@@ -22,10 +22,7 @@ from lightly_cifar import SIZES, Size, main_of
 ROWS = {"SimCLR": lightly_cifar.ROWS["InfoNCE"]}
 ROWS |= {name: lightly_cifar.ROWS[name] for name in ("AAL, 4 views", "ArCL, 4 views")}
 PRINTED = {"linear": ("cifar10", "original"), "aug2": ("cifar10", "aug2")}
-STUDY = {
-    **SIZES,
-    "paper": Size("cifar10", 3, 1, {**SIZES["paper"].settings, "batch": 512, "epochs": 500}),
-}
+STUDY = {**SIZES, "paper": Size("cifar10", 3, 1, {**SIZES["paper"].settings, "batch": 512, "epochs": 500})}
 
 if __name__ == "__main__":
     main_of(__doc__, STUDY, ROWS, ("linear", "shifted", "aug2"), ("linear", "shifted"), printed=PRINTED)

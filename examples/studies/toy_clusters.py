@@ -207,11 +207,7 @@ def panels(names: Sequence[str], title: str) -> tuple[plt.Figure, list[plt.Axes]
 
 
 def draw_points(
-    path: str,
-    title: str,
-    y: np.ndarray,
-    embedded: dict[str, list[np.ndarray]],
-    accuracy: dict[str, list[float]],
+    path: str, title: str, y: np.ndarray, embedded: dict[str, list[np.ndarray]], accuracy: dict[str, list[float]]
 ) -> None:
     """Plot the first trial's points, raw and embedded, coloured by true class."""
     figure, axes = panels(list(embedded), title)

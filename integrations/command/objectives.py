@@ -18,6 +18,11 @@ from counterpoint.spec import check_names
 from .. import evidence, flags
 
 WIDTH = 100
+FIRST = ("infonce", "hcl")  # the objective of most, and the one that has gained in most studies
+BEFORE = """\
+What gains most is to tell a loss its fault, in this order: "infonce; ids=PATH", "infonce; duplicates",
+"infonce; guide=PATH; margin=-0.1" (docs/guides/race.md); then hcl; then the others.
+"""
 COSINES = (-0.2, 0.8)  # of most negatives in a batch
 ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: attribute of the class
 
@@ -51,10 +56,13 @@ def command(arguments: argparse.Namespace) -> int:
         save(plot_weights(asked), arguments.plot)
         print(f"wrote {arguments.plot}", file=sys.stderr)
     parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
-    descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in cp.registry.values()]
+    listed = sorted(cp.registry.values(), key=lambda kind: kind.name not in FIRST)  # which keeps the order of others
+    descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in listed]
     if arguments.json:
         print(json.dumps(descriptions, indent=1))
         return 0
+    if not asked:
+        print(BEFORE)
     print("\n\n".join("\n".join(_text(description)) for description in descriptions))
     if not asked:
         print('\n"counterpoint objectives NAME" shows one in full. Specs take either name: adnce:mu=0.7,t=0.2')

@@ -233,12 +233,7 @@ def best(arms: Sequence[Arm]) -> Arm:
 
 
 def sentence(
-    winner: str,
-    tuned: str,
-    compared: Mapping[str, Verdict | None],
-    longer: str,
-    cost: Mapping[str, float],
-    lower: bool,
+    winner: str, tuned: str, compared: Mapping[str, Verdict | None], longer: str, cost: Mapping[str, float], lower: bool
 ) -> str:
     """Return the result of the race in a sentence, with intervals on fresh seeds."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"

@@ -76,10 +76,7 @@ def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0)
     for number, (train, test) in enumerate(StratifiedKFold(folds, shuffle=True, random_state=seed).split(z, y)):
         rarest = int(np.unique(y[train], return_counts=True)[1].min())
         inner = StratifiedKFold(min(INNER_FOLDS, rarest), shuffle=True, random_state=folds * seed + number)
-        with (
-            warnings.catch_warnings(),
-            sklearn.config_context(assume_finite=True, skip_parameter_validation=True),
-        ):
+        with warnings.catch_warnings(), sklearn.config_context(assume_finite=True, skip_parameter_validation=True):
             warnings.simplefilter("ignore", ConvergenceWarning)  # at the largest C, which are rarely chosen
             search = GridSearchCV(classifier, settings, cv=inner).fit(z[train], y[train])
             scores.append(100 * float(search.score(z[test], y[test])))

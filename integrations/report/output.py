@@ -147,10 +147,7 @@ def show(runs: Sequence[Run], as_json: bool) -> None:
 
 
 def write(
-    report: Report,
-    folder: str | Path,
-    formats: Sequence[str] = ("markdown", "json", "html"),
-    **words: str,
+    report: Report, folder: str | Path, formats: Sequence[str] = ("markdown", "json", "html"), **words: str
 ) -> Iterator[Path]:
     """Write the report in these formats; yield each file when it is complete.
 

@@ -42,12 +42,7 @@ class Report:
 
 
 def evaluate(
-    model: Any,
-    names: Sequence[str],
-    *,
-    batch_size: int = 64,
-    out: str | Path | None = None,
-    progress: bool = False,
+    model: Any, names: Sequence[str], *, batch_size: int = 64, out: str | Path | None = None, progress: bool = False
 ) -> Report:
     """Score a model on tasks of mteb.
 

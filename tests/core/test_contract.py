@@ -177,8 +177,7 @@ def test_gradients_are_slopes(spec):
 
 # What has constant weights has second derivatives of the loss with these weights, as its gradient is.
 @pytest.mark.parametrize(
-    "spec",
-    [*SMOOTH, "dro:radius=0.6,shared=true", "dro:radius=0.6,divergence=chi2", "robust:t=T,weight=one"],
+    "spec", [*SMOOTH, "dro:radius=0.6,shared=true", "dro:radius=0.6,divergence=chi2", "robust:t=T,weight=one"]
 )
 def test_second_derivatives_are_slopes_of_gradients(spec):
     z = embeddings(batch=3, width=3, seed=1, dtype=torch.float64).requires_grad_()

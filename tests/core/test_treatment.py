@@ -159,6 +159,24 @@ def test_the_least_similar_key_stays_in_every_engine(engine, pairing, guided):
     torch.testing.assert_close(t(*z, **how), wanted)
 
 
+@pytest.mark.parametrize("text", ["ids=y", "duplicates=y", "ids=y; margin=-0.2"])
+def test_rows_that_are_ignored_say_nothing_of_keys(text):
+    """Without the others they are as good as absent, wherever they are."""
+    z, ids, rows = torch.cat([Z1, Z2]), torch.cat([IDS, IDS]), torch.tensor([1, 2, 3, 4, 5, 7, 8, 9, 11])
+    known, labels = {"ids": ids, "duplicates": ids[:, None]}, torch.full((12,), -100)
+    labels[rows] = (rows + 6) % 12
+    logits = (z @ z.T).fill_diagonal_(-torch.inf)
+    t = cp.treatment(f"infonce:t=0.5; {text}")
+    told = {name: known[name] for name in t.paths}
+    every = t.from_logits(logits, (torch.arange(12) + 6) % 12, reduction="none", **told)
+    some = t.from_logits(logits, labels, reduction="none", **told)
+    torch.testing.assert_close(some[rows], every[rows])
+    t = cp.treatment(f"infonce:t=0.5; {text}")
+    wide = t.from_logits(LOGITS, torch.tensor([-100, 1, 2, 3, 4, 5]), **{name: x[:6] for name, x in told.items()})
+    assert t.counts["anchors"] == 5
+    assert wide.isfinite()
+
+
 def test_says_which_logits_have_no_keys_in_common():
     queue = torch.randn(4, 9, generator=G)
     with pytest.raises(ValueError, match="do not say which keys anchors have in common"):

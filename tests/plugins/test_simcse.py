@@ -446,10 +446,7 @@ def arguments(tmp_path, *more):
 
 @pytest.mark.parametrize(
     ("names", "more"),
-    [
-        (("simcse", "SimCSE"), []),
-        (("adnce_sentence", "ADNCE/sentence"), ["--loss_mode", "easy"]),
-    ],
+    [(("simcse", "SimCSE"), []), (("adnce_sentence", "ADNCE/sentence"), ["--loss_mode", "easy"])],
     ids=["SimCSE", "ADNCE"],
 )
 def test_the_unmodified_host(tmp_path, names, more):

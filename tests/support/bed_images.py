@@ -106,11 +106,7 @@ train(lambda a, b: criterion({"aug1_embed": a, "aug2_embed": b})["loss"])
         SITE,
     ),
     "transformers CLIPModel": Member(
-        "",
-        CLIP_MODEL,
-        [("modeling_clip.py", IN, 14.285, "diagonal")],
-        CLIP,
-        needs=("transformers.modeling_utils",),
+        "", CLIP_MODEL, [("modeling_clip.py", IN, 14.285, "diagonal")], CLIP, needs=("transformers.modeling_utils",)
     ),
     "transformers SiglipModel": Member(
         folder="",

@@ -202,18 +202,8 @@ for _ in range(6):
             ("GIST", "losses.GISTEmbedLoss(model, guide=guide)", [("gist_embed.py", IN, 100, "diagonal")], SENTENCES),
         )
     },
-    "GradCache": Member(
-        folder="GradCache",
-        code=CACHED,
-        losses=[("loss.py", IN, 1, "2th column")],
-        command=SITE,
-    ),
-    "DPR": Member(
-        folder="DPR",
-        code=DPR,
-        losses=[("biencoder.py", IN, 1, "2th column")],
-        command=SITE,
-    ),
+    "GradCache": Member(folder="GradCache", code=CACHED, losses=[("loss.py", IN, 1, "2th column")], command=SITE),
+    "DPR": Member(folder="DPR", code=DPR, losses=[("biencoder.py", IN, 1, "2th column")], command=SITE),
     "Contriever, in batch": Member(
         folder="contriever",
         code=CONTRIEVER
@@ -260,10 +250,6 @@ train(lambda a, b: model(a, None, b, None)[0])
         needs=("transformers.modeling_utils",),
     ),
     "UniXcoder code search": Member(
-        "CodeBERT",
-        CODE_SEARCH,
-        [("run.py", IN, 20, "diagonal")],
-        SITE,
-        needs=("transformers.modeling_utils",),
+        "CodeBERT", CODE_SEARCH, [("run.py", IN, 20, "diagonal")], SITE, needs=("transformers.modeling_utils",)
     ),
 }

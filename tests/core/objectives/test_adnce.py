@@ -20,12 +20,7 @@ from counterpoint.objectives.adnce import log_weight
 def test_adnce_with_equal_weights_is_infonce(denominator, seed, t, mu):
     pos, neg = cosines(seed)
     plain = cp.InfoNCE(t, "with_positive" if denominator == "all" else denominator)
-    same(
-        cp.ADNCE(t, mu, 1e7, denominator=denominator).from_scores(pos, neg),
-        plain.from_scores(pos, neg),
-        pos,
-        neg,
-    )
+    same(cp.ADNCE(t, mu, 1e7, denominator=denominator).from_scores(pos, neg), plain.from_scores(pos, neg), pos, neg)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

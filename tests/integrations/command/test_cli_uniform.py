@@ -15,18 +15,7 @@ from counterpoint.integrations.command.table import COMMANDS
 from counterpoint.integrations.domain import about, default, defaults, domain
 from counterpoint.integrations.store.errors import GridError
 
-TRAINING = {
-    "--objective",
-    "--seed",
-    "--seeds",
-    "--out",
-    "--device",
-    "--jobs",
-    "--on",
-    "--resume",
-    "--fresh",
-    "--json",
-}
+TRAINING = {"--objective", "--seed", "--seeds", "--out", "--device", "--jobs", "--on", "--resume", "--fresh", "--json"}
 ANY_NUMBER = ("negative_weight",)  # a logarithm
 
 

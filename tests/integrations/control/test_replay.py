@@ -43,11 +43,7 @@ def test_memory_of_curls_buffer_is_below_4_gib():
 
 
 @settings(deadline=None, max_examples=50)
-@given(
-    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8),
-    capacity=st.integers(6, 40),
-    seed=st.integers(0, 9),
-)
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=8), capacity=st.integers(6, 40), seed=st.integers(0, 9))
 def test_stacks_are_those_that_were_seen(lengths, capacity, seed):
     replay = small(capacity)
     fill(replay, lengths)

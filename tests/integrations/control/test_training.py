@@ -81,11 +81,7 @@ store.run_grid(training.train, [cell()], sys.argv[1], progress=False)
 
 
 def killed(root, saves, moment):
-    env = {
-        **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2] / "support"),
-        "OMP_NUM_THREADS": "1",
-    }
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "support"), "OMP_NUM_THREADS": "1"}
     code = [sys.executable, "-c", KILLED, str(root), str(saves), moment]
     return subprocess.run(code, env=env, capture_output=True, text=True)
 

@@ -158,12 +158,7 @@ def test_from_list_takes_what_users_have():
 
 def test_the_bag_counts_labels_and_degrees(tiny):
     bag = bag_of_nodes(load("TINY"))
-    assert bag.tolist() == [
-        [2, 1, 0, 0, 2, 1],
-        [0, 0, 2, 0, 2, 0],
-        [0, 1, 0, 1, 0, 0],
-        [2, 1, 0, 1, 2, 0],
-    ]
+    assert bag.tolist() == [[2, 1, 0, 0, 2, 1], [0, 0, 2, 0, 2, 0], [0, 1, 0, 1, 0, 0], [2, 1, 0, 1, 2, 0]]
 
 
 def test_the_demo_is_of_six_kinds_and_seeded():

@@ -157,8 +157,7 @@ def test_a_label_gathers_what_each_data_set_needs(tmp_path):
 
 def test_several_metrics_and_missing_numbers(tmp_path):
     found = make(
-        tmp_path,
-        {("A", BASE): {0: {"x": 1.0, "y": 2.0}, 1: {"x": 3.0, "y": math.nan}}, ("B", BASE): {0: {"x": 5.0}}},
+        tmp_path, {("A", BASE): {0: {"x": 1.0, "y": 2.0}, 1: {"x": 3.0, "y": math.nan}}, ("B", BASE): {0: {"x": 5.0}}}
     )
     assert [column.title for column in report.summarise(found).columns] == ["A", "B"]
     columns = report.summarise(found, metrics=["y", "x"]).columns
@@ -231,10 +230,7 @@ def test_numbers_of_several_data_sets_are_in_the_overview(tmp_path):
             {BASE: dict.fromkeys(range(9), 70.0), OTHER: noisy(70.2, 9, 0.01)},
             f"higher: {OTHER} (by 0.20, within the margin)",
         ),
-        (
-            {BASE: noisy(70, 3), OTHER: noisy(90, 3), "untrained encoder": noisy(30, 3)},
-            "A: training is worth +40.",
-        ),
+        ({BASE: noisy(70, 3), OTHER: noisy(90, 3), "untrained encoder": noisy(30, 3)}, "A: training is worth +40."),
         (
             {BASE: noisy(20, 5), OTHER: noisy(19, 5), "untrained encoder": noisy(30, 5), "bag of nodes": noisy(15, 5)},
             "training made it worse: ",
@@ -247,10 +243,7 @@ def test_numbers_of_several_data_sets_are_in_the_overview(tmp_path):
         ({OTHER: {0: 1.0}, THIRD: {0: 2.0}}, "no baseline (--baseline names one)."),
         ({BASE: {0: 1.0}, "infonce:t=0.1": {0: 2.0}}, "no baseline (--baseline names one)."),
         ({OTHER: {0: 1.0}}, "one row, nothing to compare."),
-        (
-            {BASE: noisy(70, 6), OTHER: noisy(70.5, 4), THIRD: noisy(70.2, 6)},
-            "4 to 6 paired seeds",
-        ),
+        ({BASE: noisy(70, 6), OTHER: noisy(70.5, 4), THIRD: noisy(70.2, 6)}, "4 to 6 paired seeds"),
     ],
 )
 def test_readings(tmp_path, table, said):

@@ -101,12 +101,7 @@ def test_verdicts_know_no_unit_sign_or_order(seed, unit, shift):
 
 def test_only_shared_seeds_are_paired_and_three_are_needed():
     base, others = table(0, 1, 6, 3.0)
-    values = {
-        "all": others["row 0"],
-        "two": {0: 1.0, 1: 2.0, 7: 3.0},
-        "one": {5: 1.0},
-        "none": {9: 1.0},
-    }
+    values = {"all": others["row 0"], "two": {0: 1.0, 1: 2.0, 7: 3.0}, "one": {5: 1.0}, "none": {9: 1.0}}
     verdicts = compare(base, values)
     assert {row: v.pairs for row, v in verdicts.items()} == {"all": 6, "two": 2, "one": 1}
     assert verdicts["all"] == compare(base, {"all": values["all"]})["all"]  # untested rows are not in the family

@@ -157,10 +157,7 @@ def test_dask_workers_that_do_not_see_the_folder(tmp_path):
     hidden = ["unshare", "--mount", "--map-root-user", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(root)]
     if subprocess.run([*hidden, "true"], capture_output=True).returncode:
         pytest.skip("needs unshare, and permission for mounts")
-    with (
-        dask(tmp_path, hidden) as place,
-        pytest.raises(store.GridError, match="does not see the folder") as caught,
-    ):
+    with dask(tmp_path, hidden) as place, pytest.raises(store.GridError, match="does not see the folder") as caught:
         quietly(toy_grid.train, toy_grid.cells(1), root, executor=place)
     assert str(root) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -56,10 +56,7 @@ def test_a_place_that_no_cluster_takes(capsys, place, message):
 @pytest.mark.parametrize(("place", "package"), [("slurm", "submitit"), ("dask:a:1", "distributed"), ("ray", "ray")])
 def test_a_missing_package_names_the_extra(tmp_path, monkeypatch, place, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with (
-        pytest.raises(ImportError, match=f"needs {package}") as caught,
-        executors.opened(place, tmp_path),
-    ):
+    with pytest.raises(ImportError, match=f"needs {package}") as caught, executors.opened(place, tmp_path):
         pass
     assert install("cluster") in str(caught.value)
 
