@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from reports import BASE, OTHER, make, noisy
 
+from counterpoint.diagnose.plots import figure
 from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
@@ -113,9 +114,9 @@ def test_pictures_have_words_and_follow_the_pages_ink(text):
     assert all(one.get("aria-label") or one.get("aria-hidden") == "true" for one in pictures)
     labels = [one["aria-label"] for one in pictures if "aria-label" in one]
     assert sum("curves of loss" in label for label in labels) == 2
-    for figure in re.findall(r"<figure>.*?</figure>", text, re.S):
-        assert not re.search(r"(fill|stroke): #([0-9a-f]{2})\2\2\b", figure)
-        assert "currentColor" in figure
+    for drawing in re.findall(r"<figure>.*?</figure>", text, re.S):
+        assert not re.search(r"(fill|stroke): #([0-9a-f]{2})\2\2\b", drawing)
+        assert "currentColor" in drawing
 
 
 def test_what_is_left_out_is_said_above_the_tables(study):
@@ -128,7 +129,7 @@ def test_it_is_the_same_each_time(study, text):
 
 
 def test_greys_become_shares_of_ink():
-    made = plots.figure(2, 2)
+    made = figure(2, 2)
     made.add_subplot().plot([0, 1], [0, 1], color="0.2")
     assert "stroke: currentColor; stroke-opacity: 0.80" in output.svg(made, "a <line>", "x-")
 
