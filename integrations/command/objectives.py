@@ -56,7 +56,9 @@ def command(arguments: argparse.Namespace) -> int:
         save(plot_weights(asked), arguments.plot)
         print(f"wrote {arguments.plot}", file=sys.stderr)
     parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
-    listed = sorted(cp.registry.values(), key=lambda kind: kind.name not in FIRST)  # which keeps the order of others
+    listed = [*cp.registry.values()]
+    if not arguments.json:
+        listed.sort(key=lambda kind: kind.name not in FIRST)  # which keeps the order of others
     descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in listed]
     if arguments.json:
         print(json.dumps(descriptions, indent=1))
