@@ -3,7 +3,7 @@
 from collections import UserDict
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ def told(stack: Sequence[FrameType], lengths: Collection[int], labels: Tensor | 
     """Return the objects of one of the lengths, but for the labels, by path. Nothing of the script is called."""
     found, seen, names = {}, {id(labels)}, names_at(stack[0])
     for frame in (frame for frame in stack if not is_installed(frame.f_code.co_filename)):
-        for name, value in [*frame.f_locals.items()]:
+        for name, value in [(k, v) for k, v in frame.f_locals.items() if not isinstance(v, ModuleType)]:
             for step, x in (("", value), *_inside(value)) if names.get(name) is value else ():
                 path, about = name + step, _about(x, lengths) if id(x) not in seen else None
                 if about and PATH.fullmatch(path):

@@ -263,6 +263,7 @@ TOLD = """
 import torch
 import torch.nn.functional as F
 from collections import UserDict
+from types import ModuleType
 
 
 class Bad:
@@ -285,6 +286,8 @@ class Trainer:
 
 
 net, trainer, bad = torch.nn.Linear(5, 4), Trainer(), Bad()
+module = ModuleType("module")
+module.rows = list("aabbccdd")  # as sys.path
 for y in torch.randint(0, 4, (6, 8)):
     y[:2] = torch.tensor([0, 1])
     trainer.labels, trainer._private, hidden = y + 1, y + 2, y > 1
