@@ -53,7 +53,7 @@ def store(text: str, written: bool = True) -> str | Path:
 
 
 def grid_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what the flags of :func:`add_runs` tell ``run_grid``."""
+    """Return the arguments of ``run_grid`` that the flags of :func:`add_runs` set."""
     options = {"jobs": arguments.jobs, "executor": arguments.on, "resume": arguments.resume}
     return {**options, "progress": not arguments.json}
 

@@ -39,7 +39,7 @@ def follow(copy: nn.Module, encoder: nn.Module) -> None:
 
 
 class OwnGuide:
-    """What the encoder of the first step, or its moving average, makes of the same data.
+    """The embeddings of the same data by the encoder of the first step, or by its moving average.
 
     Args:
         moves: whether it is the moving average.
@@ -47,7 +47,7 @@ class OwnGuide:
 
     def __init__(self, moves: bool) -> None:
         self.moves, self._copies, self._embeds = moves, dict[Any, tuple[nn.Module, nn.Module]](), False
-        # by the id of a result: it, the module that returned it, its arguments, and its position in what was returned
+        # by the id of a result: it, the module that returned it, its arguments, and its position among the results
         self._made: dict[int, tuple[weakref.ref[Tensor], nn.Module, Any, int]] = {}
 
     def watch(self) -> Any:
@@ -64,7 +64,7 @@ class OwnGuide:
         return lambda: setattr(nn.Module, "__call__", call)
 
     def note(self, module: nn.Module, arguments: Any, out: Any) -> None:
-        """Note what a module has returned; of several that return the same tensor, the last and outermost counts."""
+        """Note the results of a module; of several that return the same tensor, the last and outermost counts."""
         module = getattr(module, "_orig_mod", module)  # of compiled modules
         for place, x in enumerate(() if isinstance(module, _AROUND) else _tensors(out)):
             key = id(x)
@@ -109,7 +109,7 @@ class OwnGuide:
         return made.contiguous().as_strided(x.shape, x.stride(), x.storage_offset() - whole.storage_offset())
 
     def _parallel(self, x: Tensor) -> Any:
-        """Return what was noted of rows of the same directions, which the host has only scaled."""
+        """Return the note on rows of the same directions, which the host has only scaled."""
         for entry in reversed([*self._made.values()]):
             y = entry[0]()
             if y is not None and y.shape == x.shape and bool((cosine_similarity(x, y, -1) > 1 - 1e-3).all()):

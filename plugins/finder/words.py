@@ -244,7 +244,7 @@ def _form_words(loss: Finding) -> str:
 
 
 def _by_hand(loss: Finding, objective: str | None) -> str:
-    """The line to write by hand, where there is no command."""
+    """Return the line to write by hand if no command can be printed."""
     replace = loss.get("replace")
     if loss["learned"] or _changes(loss):
         what = "is learned" if loss["learned"] else "changes"

@@ -26,7 +26,7 @@ class Encoder(nn.Module):
         return {"embedding": self.head(self.body(x)).add_(0.1)}
 
 
-def parts(net, x, y):  # as Lightning's scripts, whose model is no module call
+def parts(net, x, y):  # a plain function, as in Lightning scripts: hooks on modules do not see it
     body = [net.body(z).view(8, 1, 5).flatten(1) for z in (x, y)]
     return [net.head(z) for z in body]
 

@@ -122,7 +122,7 @@ def try_commands(path: Path, folder: Path) -> None:
         if isinstance(how, str):
             continue
         more, expected = how
-        # what follows dashes is a script of the reader's own
+        # the words after the dashes name the reader's own script
         end = words.index("--") if "--" in words else len(words)
         words = [*words[:end], *more, *(["--", *SCRIPT.split()] if end < len(words) else [])]
         run(path, words, folder, expected)
