@@ -13,8 +13,7 @@ import counterpoint
 from counterpoint import objective, registry, views
 from counterpoint.batch.options import BatchOptions
 
-ROOT = Path(__file__).resolve().parent.parent
-README = ROOT / "README.md"
+README = Path(__file__).resolve().parent.parent / "README.md"
 
 
 def test_python_blocks_run():
@@ -92,15 +91,3 @@ def test_it_has_two_screens_of_short_sentences():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 160
     assert too_long(text) == []
-
-
-def test_what_fine_tuning_gained_is_in_the_results():
-    """The start pages say of mined batches what the table says, and the table is that of the stored rows."""
-    mined = (ROOT / "docs" / "results.md").read_text(encoding="utf-8").partition("| mined batches")[2]
-    rows = {line.split(" | ")[0].strip("| "): line for line in mined.partition("\n\n")[0].splitlines()}
-    for page in (README, ROOT / "docs" / "index.md"):
-        said = page.read_text(encoding="utf-8").partition("fine-tuned with mined negatives: ")[2].partition(". So")[0]
-        labels, guide = re.findall(r"\+\d\.\d\d", said)
-        assert f"| {labels} [" in rows["known intents as ids"]
-        assert f"| {guide} [" in rows["guide, margin -.1"]
-        assert "cannot tell" in rows["HCL"] or "withdrawn" in rows["HCL"]
