@@ -305,6 +305,11 @@ def replace_table(path: Path, table: str) -> None:
     path.write_text(f"{before}{first}\n{table}\n{last}{rest.partition(last)[2]}", encoding="utf-8")
 
 
+def folded(title: str, *lines: str) -> str:
+    """Markdown that a page shows when its title is clicked."""
+    return "\n".join([f'<details markdown="1"><summary>{title}</summary>', "", *lines, "", "</details>"])
+
+
 def fill(text: str) -> str:
     """Write into the third column of the README's table what the atlas found."""
     lines = text.split("\n")
@@ -351,16 +356,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     state = [
         atlas_tables.counts(),
         "",
-        "Finished:",
+        folded("Which cells are finished", *(line for dataset in datasets for line in progress(dataset, args.out))),
         "",
-        *(line for dataset in datasets for line in progress(dataset, args.out)),
+        folded("Every regime, dose and row", atlas_tables.decision_table()),
     ]
     for path, table in (
         (ROOT / "README.md", atlas_tables.benefit()),
         (ROOT / "docs" / "index.md", atlas_tables.benefit()),
         (ROOT / "docs" / "results.md", atlas_tables.benefit()),
         (ROOT / "docs" / "which_loss.md", atlas_tables.summary_table()),
-        (ROOT / "docs" / "atlas.md", "\n".join([*state, "", atlas_tables.decision_table()])),
+        (ROOT / "docs" / "atlas.md", "\n".join(state)),
     ):
         if args.table.is_relative_to(ROOT):
             replace_table(path, table)
