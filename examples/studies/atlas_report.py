@@ -56,6 +56,7 @@ PROPOSED = {
 }
 AXES = {  # of the curves
     "false negatives": "share of false negatives",
+    "topical batches": "share of false negatives",
     "wrong positives": "share of wrong positives",
     "easy negatives": "share of easy negatives",
     "temperature": "factor of the chosen temperature",
@@ -70,6 +71,7 @@ def level(dataset: str, regime: str, dose: str, world: World, row: Row) -> float
     """The dose as a number."""
     doses = {
         "false negatives": world.kept / (world.classes or NAMED[dataset]),
+        "topical batches": 1 / max(world.topics, 1),
         "wrong positives": world.wrong,
         "mined negatives": 0.66,
         "easy negatives": world.easy,
@@ -84,7 +86,8 @@ def reference(name: str, row: Row) -> str:
     if row.extra and dict(row.extra).get("epsilon") and name != ADVERSARIAL:
         return ADVERSARIAL
     if row.views == 2:
-        return PLAIN
+        longer = row.steps > 1 and not name.startswith("InfoNCE")
+        return f"InfoNCE, {row.steps} times the steps" if longer else PLAIN
     return f"InfoNCE, {row.views // 2} times the steps" if name.startswith("InfoNCE") else f"InfoNCE, {row.views} views"
 
 
