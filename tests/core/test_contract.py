@@ -28,8 +28,8 @@ def temperatures(spec: str) -> list[float]:
 
 
 def call(loss_fn, z: torch.Tensor, **how) -> torch.Tensor:
-    """Two views, and an adversarial and a mixed one for those who look at them."""
-    return loss_fn(z[0], z[1], adversarial=z[2], mixed=z[3], **how)
+    """Two views, and an adversarial and a mixed one, or positions, for those who look at them."""
+    return loss_fn(z[0], z[1], adversarial=z[2], mixed=z[3], index=torch.arange(z.shape[1]), **how)
 
 
 @pytest.fixture

@@ -43,6 +43,7 @@ def given(total: int) -> dict[str, Tensor]:
         "ids": torch.arange(total) // 2 * (torch.arange(total) < total - 2),
         "negative_ids": torch.arange(3 * total).view(total, 3) % (total + 5),
         "labels": torch.arange(total) % 3,
+        "index": torch.arange(total) * 7,
         "guide": normal(VIEWS),
         "negative_guide": normal(3),
         "log_q": torch.rand(total, generator=draw, dtype=torch.float64) - 3,

@@ -43,6 +43,8 @@ CHOICES = [
     "intcl:t=T,estimator=g1,robust_estimator=g0",
     "intnacl:t=T,base=both,detach_weights=false",
     "dp:low=0.2,high=0.9,reduction=batch_sum",
+    "sogclr:t=T,average=sample,rho=0.2",
+    "isogclr:t=T,average=sample",
     "dro:alpha=0.3",
     "dro:shared=true",
     "dro:divergence=chi2",

@@ -24,7 +24,7 @@ FSDP2 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 SIZES = {"two": [4, 4], "two, uneven": [1, 6], "four": [2, 2, 2, 2], "four, uneven": [3, 1, 4, 2]}
 COUPLED = ["adnce:mu=auto,sigma=auto", "infonce:radius=0.1", "dro:shared=true", "dp:reduction=batch_sum"]
 PAIRINGS = ["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "single"]
-OWN = ("adversarial", "mixed")
+OWN = ("adversarial", "mixed", "index")
 
 CASES: dict[str, Case] = {
     **{f"{spec} as in its paper": (spec.replace("=T", "=0.5"), 2, OWN, {}) for spec in SPECS},
@@ -74,9 +74,11 @@ CASES: dict[str, Case] = {
 }
 RULES: dict[str, Case] = {
     **{
-        f"rules: {spec} {name}": (spec.replace("=T", "=0.5"), 2, names, {"pairing": pairing, "engine": engine, **more})
+        f"rules: {spec} {name}": (
+            spec.replace("=T", "=0.5"), 2, (*names, "index"), {"pairing": pairing, "engine": engine, **more}
+        )
         for spec in (*REGISTERED, *COUPLED)
-        if not at(spec).needs  # adversarial views have no guide
+        if not at(spec).needs & {"adversarial", "mixed"}  # adversarial views have no guide
         for name, names, pairing, engine, more in (
             ("own margin", (), None, "auto", {"false_negatives": cp.margin(0.3), "empty": "zero"}),
             ("own margin in tiles", ("ids", "log_q"), None, "tiles:3",
