@@ -3,7 +3,7 @@
 .. code-block:: text
 
     treatment = objective, {";" item}
-    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide") "=" PATH
+    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide" | "index") "=" PATH
               | "margin=" number ["," kind] | "threshold=" number
 
 A ``PATH`` such as ``batch["doc_id"]`` or ``self.labels[0]`` says where ``counterpoint inject`` finds the values: among
@@ -37,7 +37,7 @@ from .vectors import unit, widen
 Tally = tuple[Tensor, Tensor, Tensor]
 """Anchors, excluded keys, and anchors that are left without negatives."""
 
-TOLD = ("duplicates", "ids", "labels", "guide")
+TOLD = ("duplicates", "ids", "labels", "guide", "index")
 RULES = ("margin", "threshold")
 OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
@@ -55,9 +55,9 @@ class Treatment(Wrapper):
         false_negatives: rules by which keys are too similar to be negatives.
         duplicates: whether samples of which any view is the same are not each other's negatives: embeddings that are
             equal but for rounding or, given a path, rows of that tensor (``input_ids``) or texts of that list.
-        ids, labels, guide: paths of what the argument of this name says of the samples. A guide may also be the encoder
-            itself, as it was in the first step (``self``) or as a moving average (``ema``), where the encoder is known:
-            :mod:`counterpoint.plugins.encoders`.
+        ids, labels, guide, index: paths of what the argument of this name says of the samples. A guide may also be the
+            encoder itself, as it was in the first step (``self``) or as a moving average (``ema``), where the encoder
+            is known: :mod:`counterpoint.plugins.encoders`.
 
     >>> import torch, counterpoint as cp
     >>> told = cp.treatment("infonce:t=0.5; duplicates")
@@ -76,12 +76,13 @@ class Treatment(Wrapper):
         ids: str | None = None,
         labels: str | None = None,
         guide: str | None = None,
+        index: str | None = None,
     ) -> None:
         super().__init__(objective)
         if isinstance(self.objective, Treatment):
             raise TypeError(f"treatment: {self.objective} is one already; expected an objective.")
         self.rules: tuple[Rule, ...] = as_rules(false_negatives)
-        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
+        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide, "index": index}
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not PATH.fullmatch(path):
@@ -191,11 +192,13 @@ class Treatment(Wrapper):
     def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the objective's call with embeddings."""
         options = dict(options)
-        for name in ("ids", "labels", "guide"):
-            if name in self.told and options.get(name) is None:
+        for name in (name for name in self.told if name != "duplicates"):
+            if options.get(name) is None:
                 raise self._missing(name)
-            if name in self.told and name != "guide" and not isinstance(options[name], Tensor):
+            if name in ("ids", "labels") and not isinstance(options[name], Tensor):
                 options[name] = numbered(options[name], False).to(views[0].device)
+            elif name == "index":
+                options[name] = torch.as_tensor(options[name]).to(views[0].device)
         if self.rules:
             options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
         options.pop("empty", None)

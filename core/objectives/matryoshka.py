@@ -38,9 +38,7 @@ class Matryoshka(Wrapper, name="matryoshka"):
     tune_first = "dims, then those of the objective"
     cost = "a loss for each width"
 
-    dims: Numbers = Numbers(
-        default=None, doc="The widths ``m``; None: all, half and a quarter of the numbers."
-    )
+    dims: Numbers = Numbers(default=None, doc="The widths ``m``; None: all, half and a quarter of the numbers.")
     weights: Numbers = Numbers(default=None, doc="The factor of each width; None is 1.")
 
     def __post_init__(self) -> None:

@@ -141,10 +141,10 @@ class ISogCLR(SogCLR, name="isogclr"):
 
     temperature: Real[float, float] = Real("t", above=0, default=0.1, always=True, fixed=True, doc="First ``t``, > 0.")
     rho: Real = Real(low=0, default=0.3, doc="Radius of CL-DRO.")
-    eta: Real = Real(low=0, default=0.01, doc="Step size of ``t``.")
-    beta: Real = Real(above=0, high=1, default=0.9, doc="Weight of the batch in ``v``, in ``(0, 1]``.")
-    low: Real = Real(above=0, default=0.05, doc="Smallest ``t``, > 0.")
-    high: Real = Real(above=0, default=0.7, doc="Largest ``t``.")
+    eta: Real[float, float] = Real(low=0, default=0.01, fixed=True, doc="Step size of ``t``.")
+    beta: Real[float, float] = Real(above=0, high=1, default=0.9, fixed=True, doc="Weight of the batch in ``v``.")
+    low: Real[float, float] = Real(above=0, default=0.05, fixed=True, doc="Smallest ``t``, > 0.")
+    high: Real[float, float] = Real(above=0, default=0.7, fixed=True, doc="Largest ``t``.")
 
     temperatures: Tensor
     slopes: Tensor

@@ -91,7 +91,7 @@ def dot(a: list[Any], b: list[Any]) -> Any:
 
 
 def sogclr(z1: Matrix, z2: Matrix, t: Any, gamma: Any, rho: Any, average: str, eta: Any = 0, beta: Any = 0) -> Any:
-    """Yuan et al. 2022, Algorithm 1, and Qiu et al. 2023 (with ``eta``): the second step, of reversed views after views.
+    """Yuan et al. 2022, Algorithm 1, and Qiu et al. 2023 (with ``eta``): a second step, of views in reversed order.
 
     Without ``average="sample"`` the exponentials are relative to the positive, and each view has an average.
     """

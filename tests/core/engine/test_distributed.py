@@ -8,7 +8,7 @@ import torch
 import wrapped
 from gathered import BANK, UNEVEN, Case, all_steps, embeddings, part, step
 from processes import run
-from specs import REGISTERED, SPECS, at, of_tiles
+from specs import OF_SCORES, REGISTERED, SPECS, at, of_tiles
 from torch import distributed as dist
 
 import counterpoint as cp
@@ -204,7 +204,7 @@ def test_what_has_no_rows_cannot_be_gathered(wrong, error):
         cp.gather(wrong)
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if "arcl" not in s and "aal" not in s])
+@pytest.mark.parametrize("spec", [s for s in OF_SCORES if "arcl" not in s and "aal" not in s])
 def test_couples_anchors_says_whether_parts_average_to_the_whole(spec):
     """Only then may a host hand over some of the anchors' scores, and average."""
     spec = spec.replace("=T", "=0.5")
