@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout, suppress
+from functools import partial
 from importlib.util import find_spec
 from io import StringIO
 
 from counterpoint.install import install
 from counterpoint.names import check_known
 
-from ..store.cell import dataset_name
-from ..store.folder import local
 from ..store.run import Run
 from .backends import BACKENDS, Subject, Tracker
 
@@ -34,24 +31,18 @@ def check(names: Iterable[str]) -> None:
 
 def tracked(train: Callable[[Run], None], names: Collection[str]) -> Callable[[Run], None]:
     """Wrap a training function so that its runs are sent to these trackers; without names, return it unchanged."""
-    return Tracked(train, tuple(dict.fromkeys(names))) if names else train
+    return partial(_train, train, tuple(dict.fromkeys(names))) if names else train
 
 
-class Tracked:
-    """A training function whose runs are sent to trackers. It can be pickled if the function can."""
-
-    def __init__(self, train: Callable[[Run], None], names: Sequence[str]) -> None:
-        self.train, self.names = train, names
-
-    def __call__(self, run: Run) -> None:
-        run.listener = sending = Sending(run, self.names)
-        try:
-            self.train(run)
-        except BaseException as error:
-            sending.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
-            raise
-        finally:
-            run.listener = None
+def _train(train: Callable[[Run], None], names: Sequence[str], run: Run) -> None:
+    run.listener = sending = Sending(run, names)
+    try:
+        train(run)
+    except BaseException as error:
+        sending.end("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    finally:
+        run.listener = None
 
 
 class Sending:
@@ -84,7 +75,7 @@ class Sending:
         self._each(lambda name: self.trackers.pop(name).close(status))
 
     def _begin(self) -> None:
-        self.begun, subject, lines = True, subject_of(self.run), self.run.metrics()
+        self.begun, subject, lines = True, Subject(self.run), self.run.metrics()
 
         def begin(name: str) -> None:
             tracker = self.trackers[name] = BACKENDS[name](subject)
@@ -105,18 +96,3 @@ class Sending:
                 print(f"warning: {self.run.title}: {about}", file=sys.stderr, flush=True)
                 with suppress(Exception):
                     self.trackers.pop(name).close("failed")
-
-
-def subject_of(run: Run) -> Subject:
-    """Return a run as trackers know it. A resumed run has the same identifier, a run begun anew another one."""
-    arguments = run.arguments
-    identity = json.dumps([run.folder.name, run.record["started"]])
-    return Subject(
-        identifier=hashlib.sha256(identity.encode()).hexdigest()[:16],
-        name=f"{run.name}, seed {arguments['seed']}",
-        group=f"{arguments['domain']}/{dataset_name(arguments)}",
-        config=arguments,
-        tags={name: str(arguments[name]) for name in ("domain", "objective", "seed") if arguments[name] is not None},
-        root=local(run.folder.store),
-        folder=run.path / "tensorboard",
-    )
