@@ -22,7 +22,6 @@ from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
 from counterpoint.batch.rules import as_rules
-from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 from .. import store
 from ..domain import defaults
@@ -74,11 +73,7 @@ def train(run: Run) -> None:
     samples, dropped, checksum = prepare(arguments)
     run.data(checksum)
     model = build(arguments)
-    loss = make_loss(model, arguments)
-    callback = RunCallback(run, loss.objective, dev)
-    trainer = make_trainer(model, loss, samples, callback)
-    trainer.train(resume_from_checkpoint=callback.resume())
-    history, best = trainer.state.log_history, callback.best
+    history, best = fit(run, model, samples, dev)
     curve: list[tuple[int, float]] = []
     if dev and best is not None:
         model.load_state_dict(best["model"])
@@ -94,7 +89,7 @@ def train(run: Run) -> None:
     scores, shares = evaluate(model, test)
     step = best and best["step"]
     run.finish(result | scores, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
-    shutil.rmtree(callback.folder, ignore_errors=True)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 
 def _link(model: Path, encoder: Path) -> None:
@@ -180,9 +175,10 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.run.save({**record, "objective": self.objective.state_dict()}, state.global_step)
 
 
-def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunCallback) -> Any:
-    """Return the ``SentenceTransformerTrainer`` of a run."""
-    arguments = callback.run.arguments
+def fit(run: Run, model: Any, samples: Any, dev: DevScore | None = None) -> tuple[list[dict[str, Any]], Any]:
+    """Train by ``SentenceTransformerTrainer``, from the last checkpoint on; return the log and the best state."""
+    arguments, loss = run.arguments, make_loss(model, run.arguments)
+    callback = RunCallback(run, loss.objective, dev)
     training = SentenceTransformerTrainingArguments(
         output_dir=str(callback.folder),
         num_train_epochs=arguments["epochs"],
@@ -199,7 +195,7 @@ def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunC
         bf16=arguments["precision"] == "bf16",
         use_cpu=arguments["device"] == "cpu",
         seed=arguments["seed"],
-        eval_strategy="steps" if callback.dev else "no",
+        eval_strategy="steps" if dev else "no",
         eval_steps=arguments["every"],
         save_strategy="steps" if arguments["save"] else "no",
         save_steps=arguments["save"] or 1,
@@ -220,7 +216,7 @@ def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunC
         args=training,
         train_dataset=samples,
         loss=loss,
-        evaluator=callback.dev,
+        evaluator=dev,
         data_collator=SentenceTransformerDataCollator(
             preprocess_fn=model.preprocess, max_length=arguments["max_length"]
         ),
@@ -230,4 +226,5 @@ def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunC
     trainer.remove_callback(PrinterCallback)
     if not arguments["keep"]:
         trainer.remove_callback(SentenceTransformerModelCardCallback)
-    return trainer
+    trainer.train(resume_from_checkpoint=callback.resume())
+    return trainer.state.log_history, callback.best
