@@ -19,7 +19,7 @@ from typing import Any
 
 from counterpoint.names import check_known, nearest
 
-from .files import ENVIRONMENT, lines, root, table
+from .files import ENVIRONMENT, NUMBER, lines, root, table
 
 FOLDER = "retrieval"  # of the collections, in that of the data
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
@@ -99,11 +99,9 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
         if query not in queries:
             raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
-        try:
-            is_relevant = float(grade) > 0
-        except ValueError:
-            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.") from None
-        if is_relevant and document in documents:
+        if not NUMBER.fullmatch(grade):
+            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.")
+        if float(grade) > 0 and document in documents:
             relevant.setdefault(query, set()).add(document)
     if not relevant:
         raise ValueError(f"{folder}: no query of {split} has a relevant document in corpus.jsonl.")
