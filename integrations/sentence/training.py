@@ -63,32 +63,29 @@ def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
     dev = DevScore(arguments["dev"], arguments["head"] == "training") if arguments["dev"] else None
-    test = arguments["test"] or ()
+    details: dict[str, Any] = {}
     if arguments["objective"] is None:
         model = build(arguments)
         result = {dev.name: dev.score(model)} if dev else {}
-        scores, shares = evaluate(model, test)
-        run.finish(result | scores, majority=shares)
-        return
-    samples, dropped, checksum = prepare(arguments)
-    run.data(checksum)
-    model = build(arguments)
-    history, best = fit(run, model, samples, dev)
-    curve: list[tuple[int, float]] = []
-    if dev and best is not None:
-        model.load_state_dict(best["model"])
-        result = {dev.name: best["score"]}
-        curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev.name}") in line]
     else:
-        result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
-    if arguments["head"] == "training":
-        del model[-1]
-    if arguments["keep"]:
-        model.save_pretrained(str(run.path / "model"))
-        _link(run.path / "model", run.path / "encoder.safetensors")
-    scores, shares = evaluate(model, test)
-    step = best and best["step"]
-    run.finish(result | scores, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
+        samples, dropped, checksum = prepare(arguments)
+        run.data(checksum)
+        model = build(arguments)
+        history, best = fit(run, model, samples, dev)
+        details = {"samples": len(samples), "left_out": dropped, "step": best and best["step"], "curve": []}
+        if dev and best is not None:
+            model.load_state_dict(best["model"])
+            result = {dev.name: best["score"]}
+            details["curve"] = [(x["step"], x[key]) for x in history if (key := f"eval_{dev.name}") in x]
+        else:
+            result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
+        if arguments["head"] == "training":
+            del model[-1]
+        if arguments["keep"]:
+            model.save_pretrained(str(run.path / "model"))
+            _link(run.path / "model", run.path / "encoder.safetensors")
+    scores, shares = evaluate(model, arguments["test"] or ())
+    run.finish(result | scores, majority=shares, **details)
     shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 
