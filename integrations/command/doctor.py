@@ -53,9 +53,6 @@ def findings() -> Iterator[Finding]:
         yield from (_renderer(name, package) for name, package in RENDERERS.items())
 
 
-# ---- packages ----------------------------------------------------------------------------------
-
-
 def _extra(extra: str) -> Finding:
     """Check the packages of an extra against the bounds that this distribution declares."""
     try:
@@ -94,9 +91,6 @@ def _within(version: str, bounds: str) -> bool:
     return all((_numbers(version) >= _numbers(limit)) == (sign == ">=") for sign, limit in limits)
 
 
-# ---- the machine -------------------------------------------------------------------------------
-
-
 def _device() -> Finding:
     from torch import cuda
 
@@ -118,9 +112,6 @@ def _renderer(name: str, package: str) -> Finding:
         return Finding("renderer", name, "ok", f"renders without a screen, MUJOCO_GL={name}")
     error = (done.stderr.strip().splitlines() or ["no message"])[-1].strip()
     return Finding("renderer", name, "missing", f"cannot render: {error}", f"apt-get install {package}")
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

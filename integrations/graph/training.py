@@ -91,9 +91,6 @@ def pretrain(
             saved = time.monotonic()
 
 
-# ---- a run ---------------------------------------------------------------------------------------
-
-
 def build(arguments: dict[str, Any], width: int) -> Pretraining:
     """Build a cell's untrained model for nodes of ``width`` features. The seed determines it and the views."""
     seed = arguments["seed"]

@@ -84,9 +84,6 @@ def majorities(results: Iterable[str], test: ImageSet) -> dict[str, float]:
     return {name: majority(test.y.tolist()) for name in results if name in ("knn", "linear") or name.startswith("aug")}
 
 
-# ---- features and probes -----------------------------------------------------------------------
-
-
 def _device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
@@ -185,8 +182,6 @@ def linear_accuracy(
     probe = linear_probe(features(encoder, train.x), train.y, _count_classes(train, test), settings, seed)
     return _accuracies(probe(features(encoder, test.x)), test.y)[0]
 
-
-# ---- attacks and shifted images ----------------------------------------------------------------
 
 Attack = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 """From a loss and images to perturbed images."""

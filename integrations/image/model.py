@@ -75,9 +75,6 @@ def _conv4(width: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
 
 
-# ---- methods -----------------------------------------------------------------------------------
-
-
 class Method(nn.Module):
     """Encoder, projection head and criterion, trained together; call it with the views of a batch to get the loss."""
 
