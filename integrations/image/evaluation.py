@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking import knn_predict
 from torch import Tensor, nn
+from torchvision.transforms.functional import convert_image_dtype
 
 import counterpoint as cp
 from counterpoint.views import evaluation_mode
@@ -88,11 +89,6 @@ def _device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def _floats(x: Tensor) -> Tensor:
-    """Pixels in ``[0, 1]``, of ``uint8`` images or of such pixels."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
-
-
 def _count_classes(*sets: ImageSet) -> int:
     return max(max(int(data.y.max()) + 1, len(data.classes)) for data in sets)
 
@@ -109,7 +105,7 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     device = _device(encoder)
     with evaluation_mode(encoder):
         parts = store.track(x.split(batch), "features, batches")
-        return torch.cat([encoder(_floats(part.to(device))).float() for part in parts])
+        return torch.cat([encoder(convert_image_dtype(part.to(device))).float() for part in parts])
 
 
 def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
@@ -216,7 +212,7 @@ def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Att
     with evaluation_mode(classifier):
         parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))
         for part, truth in store.track(parts, "attacks, batches"):
-            clean, truth = _floats(part.to(device)), truth.to(device)
+            clean, truth = convert_image_dtype(part.to(device)), truth.to(device)
 
             def loss(images: Tensor, truth: Tensor = truth) -> Tensor:
                 return F.cross_entropy(classifier(images), truth, reduction="sum")
