@@ -17,7 +17,8 @@ from pathlib import Path
 import counterpoint as cp
 from counterpoint.install import DISTRIBUTION, install
 
-DOMAINS = ("sentence", "graph", "image", "control")
+from ..domain import NAMES as DOMAINS
+
 EXTRAS = (*DOMAINS, "plots", "report", "race", "cli", "hub", "export", "track", "cluster", "s3", "gcs")
 UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
