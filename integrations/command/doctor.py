@@ -1,7 +1,5 @@
 """``counterpoint doctor``: what this installation can run, and what to install for the rest."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The table of all commands. Their modules are imported when they are needed."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from importlib import import_module

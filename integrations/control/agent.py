@@ -15,8 +15,6 @@ of a batch, which run channels-last and in chunks; and where CURL moves the enco
 optimizers, one takes twice the step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Reinforcement learning with CURL as a run that can be interrupted."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import time

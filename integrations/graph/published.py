@@ -1,7 +1,5 @@
 """Graph encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..hub.encoder import Published

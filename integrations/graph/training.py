@@ -1,7 +1,5 @@
 """Pre-training without labels, in your own loop or as a run that can be interrupted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ distribution of lightly's ``SimCLRViewTransform``, but draws the parameters of a
 same, except that PIL rounds to whole gray levels after each step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Evaluate a trained encoder: probes of its features, attacks and shifted images."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import warnings
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Encoders, and the methods that train them with any objective: SimCLR and MoCo v2."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 from collections.abc import Sequence

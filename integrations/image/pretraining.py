@@ -1,7 +1,5 @@
 """Pre-training: a method with its augmentation and optimizer, and a loop on Lightning Fabric that resumes."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import time

@@ -1,7 +1,5 @@
 """Image encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``, and their ``export``."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

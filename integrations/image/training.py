@@ -1,7 +1,5 @@
 """The runs of a grid: cells, training, and restoring a trained encoder."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping

@@ -6,8 +6,6 @@ is the same with and without them. A resumed run continues its curve: its identi
 that the tracker lacks are sent again. The store stays complete; a tracker that fails is left out with a warning.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from counterpoint import names

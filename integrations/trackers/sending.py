@@ -1,7 +1,5 @@
 """Let runs be sent to trackers while they train."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
