@@ -1,7 +1,5 @@
 """Turn measurements into sentences, each with the evidence behind it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from typing import Any

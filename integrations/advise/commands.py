@@ -1,7 +1,5 @@
 """``counterpoint advise``; the parser needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

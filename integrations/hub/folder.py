@@ -1,7 +1,5 @@
 """The folder that is pushed: weights as safetensors, configuration, the run's record, and the model card."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
