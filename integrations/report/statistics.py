@@ -6,8 +6,6 @@ a row is equivalent exactly where its interval contains 0 and lies within the ma
 ``tests/bench/bench_statistics.py`` simulates how often this errs and what it finds.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import namedtuple

@@ -7,8 +7,6 @@ checks: they are not in that family, and every trained row is compared with each
 row is marked as the best only if it is different from each other trained one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict

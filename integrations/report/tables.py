@@ -1,7 +1,5 @@
 """The tables of a report: terminal, Markdown and JSON."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Training data: sentences, pairs and triplets in files, retrieval collections, and running text."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
 import re

@@ -6,8 +6,6 @@ with the same meaning, whatever the wording. This is not natural language, so re
 negatives are frequent: two sentences share a slot's meaning with probability 1/5.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import random
 from pathlib import Path

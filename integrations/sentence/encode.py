@@ -1,7 +1,5 @@
 """Load any kind of model, and embed each distinct text once."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

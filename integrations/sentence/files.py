@@ -3,8 +3,6 @@
 Rows are split at line feeds and tabs only: quotes belong to the text.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

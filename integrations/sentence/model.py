@@ -1,7 +1,5 @@
 """The model of a run and its loss: SimCSE's head, word dropout and static embeddings."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Mapping
 from typing import Any

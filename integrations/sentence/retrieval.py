@@ -8,8 +8,6 @@ The scores are those of sentence-transformers' ``InformationRetrievalEvaluator``
 nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and the recall at 10 and 100.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence

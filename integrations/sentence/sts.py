@@ -15,8 +15,6 @@ SICKR-test, hence no average of seven.
 SimCSE: https://arxiv.org/abs/2104.08821
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Iterator, Sequence

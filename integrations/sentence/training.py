@@ -4,8 +4,6 @@ A run's folder contains ``model/``, an ordinary SentenceTransformer with its mod
 ``checkpoints/`` contains the trainer's own; ``checkpoint.pt`` says which of them is complete.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil

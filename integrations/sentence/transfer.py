@@ -19,8 +19,6 @@ texts), or the files that SentEval's scripts leave.
 SentEval: https://arxiv.org/abs/1803.05449
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
