@@ -187,9 +187,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values) - half, fmean(values) + half
 
 
-# ---- several data sets -------------------------------------------------------------------------
-
-
 def pool(rows: Mapping[str, Sequence[Verdict]], margin: float = 0.0) -> dict[str, Verdict]:
     """Return the verdict on each row over all its data sets; those with fewer than 3 are left out.
 

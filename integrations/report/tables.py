@@ -130,9 +130,6 @@ def together(report: Report) -> list[str]:
     return several + [sentence for one in report.items for sentence in one.sentences()]
 
 
-# ---- formats -----------------------------------------------------------------------------------
-
-
 def terminal(report: Report) -> str:
     """Return the report as plain text."""
     lines = [line for sentence in (*opening(report), *together(report)) for line in (*wrap(sentence, WIDTH), "")]

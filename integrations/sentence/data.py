@@ -130,8 +130,6 @@ def _select(data: Any, path: str | Path, positives: str, columns: Sequence[str] 
     return data.select_columns(selected[:1] if positives == "same" else selected)
 
 
-# ---- running text --------------------------------------------------------------------------------
-
 # a full stop after one of these, or after a single capital, does not end a sentence
 ABBREVIATIONS = {
     *("mr", "mrs", "ms", "messrs", "mme", "mlle", "dr", "prof", "rev", "hon", "capt", "col", "gen", "lt", "sgt"),

@@ -48,8 +48,6 @@ def train(run: Run, cache: Path) -> None:
     run.finish({"Spearman": sts.score(pairs, encode.embed(model, pairs.texts)).spearman})
 
 
-# ---- the sentences -------------------------------------------------------------------------------
-
 MEANINGS = {  # per slot: the meanings, each with its wordings
     "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",
     "how": "fast quickly rapidly, slowly leisurely lazily, quietly silently softly, gladly happily, sadly glumly",

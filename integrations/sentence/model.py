@@ -56,9 +56,6 @@ def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     return ContrastiveLoss(model, objective, **options)
 
 
-# ---- noise ---------------------------------------------------------------------------------------
-
-
 class WordDropout:
     """Drop each word piece with probability ``0 <= p < 1``, in training only; at least one of a text is kept.
 

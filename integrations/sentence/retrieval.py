@@ -28,8 +28,6 @@ NANO_NAMES = (  # a test compares them with those of sentence-transformers
 METRICS = {"nDCG@10": "ndcg@10", "MRR@10": "mrr@10", "recall@10": "recall@10", "recall@100": "recall@100"}
 HEADLINE = "nDCG@10"
 
-# ---- collections --------------------------------------------------------------------------------
-
 
 @dataclass
 class Collection:
@@ -131,9 +129,6 @@ def _texts(path: Path) -> dict[str, str]:
             raise ValueError(f"{path}: line {number}: expected text, got {text!r}.")
         texts[str(key)] = f"{row.get('title') or ''} {text}".strip()
     return texts
-
-
-# ---- scores -------------------------------------------------------------------------------------
 
 
 @dataclass

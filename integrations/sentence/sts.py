@@ -60,9 +60,6 @@ RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of Sim
 COLLAPSED = 1e-6  # smaller differences between similarities are rounding errors
 
 
-# ---- the sets -----------------------------------------------------------------------------------
-
-
 @dataclass
 class Pairs:
     """Sentence pairs with human similarity scores, ``gold``; ``dropped`` counts those without one."""
@@ -143,9 +140,6 @@ def _hub_rows(name: str) -> Iterator[Row]:
     path, revision, split = HUB[name]
     for i, row in enumerate(load_dataset(path, revision=revision, split=split)):
         yield f"{path}: row {i}", str(row["score"]), row["sentence1"], row["sentence2"]
-
-
-# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass

@@ -105,9 +105,6 @@ def restore(run: Run | str | Path) -> Any:
     return encode.load(run.path)
 
 
-# ---- the trainer ---------------------------------------------------------------------------------
-
-
 class Batches(DefaultBatchSampler):  # type: ignore[misc]
     """Shuffled batches that depend only on the seed and the epoch, so that a resumed run sees the same ones."""
 

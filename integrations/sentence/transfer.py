@@ -55,9 +55,6 @@ BINARY = {  # the files of class 1, and of class 0
 Labels = NDArray[np.str_]
 
 
-# ---- the tasks ----------------------------------------------------------------------------------
-
-
 @dataclass
 class Texts:
     """Labeled texts in one column, or labeled pairs of texts in two."""
@@ -113,9 +110,6 @@ def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
     else:
         for _, (label, _, _, first, second, *_) in table(path(f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
             yield [label, first, second]
-
-
-# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass
