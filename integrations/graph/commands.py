@@ -103,9 +103,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     for _, by_name in flags.each(runs, partial(_embeddings, dataset=arguments.data)):
         embeddings |= by_name  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    tasks: list[tuple[tuple[str, str, str], str, int]] = list(
-        product(embeddings, arguments.probe, range(arguments.seeds))
-    )
+    tasks = list(product(embeddings, arguments.probe, range(arguments.seeds)))
     for (dataset, name, which), probe, seed in store.track(tasks, "evaluated"):
         result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
