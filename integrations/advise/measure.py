@@ -109,11 +109,8 @@ def false_negatives(ids: Tensor, batches: Tensor | None = None) -> Result:
     counts = total > 1
     if not counts.any():
         raise ValueError("batches: no two samples with known ids share one.")
-    result: Result = {
-        "share": float(rates[counts].mean()),
-        "known": n,
-        "batches": len(groups) if batches is not None else 0,
-    }
+    own = 0 if batches is None else len(groups)
+    result: Result = {"share": float(rates[counts].mean()), "known": n, "batches": own}
     if len(groups) > 1:  # batches are drawn again
         sums = torch.zeros(len(groups), dtype=torch.double).index_add_(0, group[counts], rates[counts])
         size = torch.bincount(group[counts], minlength=len(groups))
