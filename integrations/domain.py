@@ -3,20 +3,15 @@
 Each domain is a package; CONTRIBUTING.md lists the modules and verbs that they share, under "A domain".
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from counterpoint.names import check_known
-
-if TYPE_CHECKING:
-    from .store.run import Run
 
 
 @dataclass(frozen=True)
@@ -134,14 +129,6 @@ class Domain:
 
 
 NAMES = ("graph", "image", "sentence", "control")
-
-
-def encoder_of(run: Run) -> Any:
-    """The trained encoder of a run of images or graphs, also of one that was fetched from the hub."""
-    of = domain(run.arguments["domain"])
-    if (run.path / "model.safetensors").is_file():  # as ``counterpoint push`` writes it
-        return of.module("published").load(run.path)
-    return of.module("training").restore(run).encoder
 
 
 def accuracy_tables(values: Iterable[tuple[str, str, float]], counted: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
-from ..domain import accuracy_tables, check, defaults, encoder_of
+from ..domain import accuracy_tables, check, defaults
 from .presets import PRESETS, preset
 from .settings import PROBES, Settings, bag, cell, check_dataset, untrained
 
@@ -124,7 +124,7 @@ def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tup
     from .training import BAG, UNTRAINED, build
 
     data = load_cached(dataset or run.arguments["dataset"], run.arguments["features"])
-    encoder = encoder_of(run)
+    encoder = flags.encoder_of(run)
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
         trained = embed(encoder, data)
