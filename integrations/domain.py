@@ -64,9 +64,7 @@ def defaults(settings: type) -> dict[str, Any]:
 
 def default(setting_field: Field[Any]) -> Any:
     """The default of a field."""
-    if setting_field.default_factory is MISSING:
-        return setting_field.default
-    return setting_field.default_factory()
+    return setting_field.default if setting_field.default_factory is MISSING else setting_field.default_factory()
 
 
 def check(settings: type, values: Mapping[str, Any]) -> None:
@@ -126,6 +124,10 @@ class Domain:
     def module(self, name: str) -> Any:
         """Import a module of the domain's package."""
         return import_module(f"counterpoint.integrations.{self.name}.{name}")
+
+    def train(self, run: Any) -> None:
+        """Train a run; its frameworks, whose import takes seconds, are not imported if all runs are done."""
+        self.module("training").train(run)
 
 
 NAMES = ("graph", "image", "sentence", "control")
