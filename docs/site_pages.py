@@ -10,6 +10,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from html import escape
@@ -29,6 +30,11 @@ from counterpoint.integrations.domain import NAMES as DOMAINS
 from counterpoint.plugins import registry
 from counterpoint.plugins.inject import explain
 from counterpoint.values import text
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -427,6 +433,32 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
     return re.sub(pattern % "|".join(generated), link, content)
 
 
+def first_sentence(page: str) -> str:
+    """Return the first sentence of a page's text, without its links."""
+    left_out = r"<!--.*?-->|```.*?```|^(?:#|\||<|:::| {4}|\[Download this).*?$"
+    text = re.sub(left_out, "", page, flags=re.S | re.M)
+    paragraph = next((" ".join(part.split()) for part in text.split("\n\n") if re.match(r"[\w`*\[]", part.strip())), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).replace("**", "")
+    return re.split(r"(?<=[a-z)`0-9][.?!:])\s", plain, maxsplit=1)[0].rstrip(":")
+
+
+def for_assistants(written: dict[str, str], navigation: list[Any]) -> dict[str, str]:
+    """Return ``llms.txt``, the list of the pages, and ``llms-full.txt``, the text of all; see https://llmstxt.org."""
+    overview, _, start = written["index.md"].partition("\n")
+    short = [f"{overview}\n\n> {first_sentence(start)}\n\nAll pages in one file: [llms-full.txt](llms-full.txt)\n"]
+    full = []
+    for entry in navigation:
+        ((section, pages),) = entry.items()
+        short.append(f"## {section}\n")
+        for page in [pages] if isinstance(pages, str) else pages:
+            title = re.search(r"^(?:#|:::) (.*)$", written[page], re.M)
+            link = f"[{title[1] if title else page}]({page.removesuffix('.md')}.html)"
+            short.append(f"- {link}: {first_sentence(written[page])}".rstrip(" :"))
+            full.append(f"<!-- {page} -->\n{written[page].strip()}\n")
+        short.append("")
+    return {"llms.txt": "\n".join(short), "llms-full.txt": "\n".join(full)}
+
+
 def main(folder: Path = PAGES, notebooks: dict[str, Any] | None = None) -> None:
     """Write the pages; ``notebooks`` are those of :mod:`notebook_pages`, by default executed, which takes a minute."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -446,6 +478,11 @@ def main(folder: Path = PAGES, notebooks: dict[str, Any] | None = None) -> None:
     (folder / "notebooks").mkdir()
     for name, data in notebook_pages.files(executed).items():
         (folder / "notebooks" / name).write_bytes(data)
+        if name.endswith(".md"):
+            written[f"notebooks/{name}"] = data.decode()
+    navigation = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    for name, content in for_assistants(written, navigation).items():
+        (folder / name).write_text(content, encoding="utf-8")
     for path in (ROOT / "docs").rglob("*"):
         if path.suffix in (".png", ".css", ".svg", ".json"):
             target = folder / path.relative_to(ROOT / "docs")

@@ -123,6 +123,17 @@ def test_every_page_is_in_the_navigation(pages):
     assert sorted(name.removesuffix(".md") for name in nav) == sorted(name.removesuffix(".html") for name in pages)
 
 
+def test_assistants_get_a_list_of_the_pages_and_their_text(site, pages):
+    """As https://llmstxt.org asks: a title, a quoted summary, sections of links; every link leads to a page."""
+    short, full = ((site / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
+    assert re.match(r"# counterpoint\n\n> \S.{20,}\n", short)
+    links = re.findall(r"^- \[[^\]]+\]\((.+?\.html)\)(?:: \S.{10,})?$", short, re.M)
+    assert len(links) == short.count("\n- ")
+    assert sorted(links) == sorted(pages)
+    assert [name for name in pages if f"<!-- {name.removesuffix('.html')}.md -->" not in full] == []
+    assert "cp.InfoNCE(temperature=0.07)" in full
+
+
 def test_every_objective_has_its_page(site):
     for name, kind in cp.registry.items():
         text = (site / "objectives" / f"{name}.html").read_text(encoding="utf-8")
