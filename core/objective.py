@@ -160,8 +160,6 @@ class Objective(Parametrized):
         """
         for name in options:
             known_options = (*BatchOptions.__annotations__, "gather", "reduction")
-            if name in self.hyper and name not in known_options:
-                raise TypeError(f"{name}: a parameter of the objective, {type(self).__name__}({name}=...).")
             check_known(f"{type(self).__name__}: unknown argument", name, known_options, TypeError)
         if checks.compiling():
             from . import compiled

@@ -20,9 +20,8 @@ def log_reports(model: nn.Module, log: Callable[[dict[str, float]], object], eve
     Returns an object whose ``close()`` ends this; it is also a context manager.
 
     Args:
-        model: an objective, or a module that contains some and calls them with embeddings.
-        log: gets ``{"report/loss": ...}``, or with several objectives ``report/<name of the submodule>/loss``: such as
-            ``wandb.log``, ``trackio.log``, ``self.log_dict`` of a LightningModule, ``trainer.log`` of transformers.
+        model: an objective, or a module with one inside that it calls with embeddings, such as a criterion.
+        log: gets ``{"report/loss": ...}``: ``wandb.log``, ``trackio.log``, ``trainer.log`` of transformers.
         every: batches from one report to the next; a report computes the whole matrix of similarities.
 
     >>> import torch, counterpoint as cp
@@ -34,25 +33,17 @@ def log_reports(model: nn.Module, log: Callable[[dict[str, float]], object], eve
     """
     if not isinstance(every, int) or every < 1:
         raise ValueError(f"log_reports: every: expected a whole number of at least 1, got {every!r}.")
-    watched = {name: part for name, part in model.named_modules() if isinstance(part, Objective)}
-    # terms of sums and wrapped objectives are not called themselves
-    inner = {id(part) for whole in watched.values() for part in whole.modules() if part is not whole}
-    watched = {name: part for name, part in watched.items() if id(part) not in inner}
-    if not watched:
-        raise ValueError(f"log_reports: {type(model).__name__} contains no objective of counterpoint.")
-    hooks = ExitStack()
-    for name, part in watched.items():
-        hook = _hook(f"report/{name}/" if len(watched) > 1 else "report/", log, every)
-        hooks.callback(part.register_forward_hook(hook, with_kwargs=True).remove)
-    return hooks
-
-
-def _hook(prefix: str, log: Callable[[dict[str, float]], object], every: int) -> Callable[..., None]:
     batches = count()
 
     def report(loss_fn: Any, views: Any, options: Any, loss: Any) -> None:
         is_training = loss_fn.training and torch.is_grad_enabled() and not checks.compiling()
         if is_training and next(batches) % every == 0:
-            log({f"{prefix}{name}": value for name, value in loss_fn.report(*views, **options).items()})
+            log({f"report/{name}": value for name, value in loss_fn.report(*views, **options).items()})
 
-    return report  # a function, which deepcopy does not copy with all that `log` refers to
+    objectives = [part for part in model.modules() if isinstance(part, Objective)]
+    if not objectives:
+        raise ValueError(f"log_reports: {type(model).__name__} contains no objective of counterpoint.")
+    hooks = ExitStack()
+    for part in objectives:  # terms of sums and wrapped objectives are not called themselves, and report nothing
+        hooks.callback(part.register_forward_hook(report, with_kwargs=True).remove)
+    return hooks

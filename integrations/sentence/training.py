@@ -21,6 +21,7 @@ from torch import nn
 from torch.utils.data import BatchSampler
 from transformers import PrinterCallback, TrainerCallback
 
+import counterpoint as cp
 from counterpoint.batch.rules import as_rules
 from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
@@ -77,7 +78,8 @@ def train(run: Run) -> None:
     loss = make_loss(model, arguments)
     callback = RunCallback(run, loss.objective, dev)
     trainer = make_trainer(model, loss, samples, callback)
-    trainer.train(resume_from_checkpoint=callback.resume())
+    with cp.log_reports(loss, trainer.log, every=min(arguments["every"], 50)):
+        trainer.train(resume_from_checkpoint=callback.resume())
     history, best = trainer.state.log_history, callback.best
     curve: list[tuple[int, float]] = []
     if dev and best is not None:

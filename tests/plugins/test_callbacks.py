@@ -1,15 +1,22 @@
-"""Callbacks: Lightning and the Trainer of transformers log what objectives report, to their own loggers."""
+"""Lightning, the Trainer of transformers and trackers log what objectives report, by the callbacks of the examples."""
 
 from __future__ import annotations
 
+import runpy
+
 import pytest
 import torch
+from documents import ROOT
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import counterpoint as cp
 
 X = torch.randn(48, 8, generator=torch.Generator().manual_seed(0))
+
+
+def callback(example):
+    return runpy.run_path(str(ROOT / "examples" / "existing_repos" / example / "train.py"))["ReportCallback"]
 
 
 def scalars(folder):
@@ -26,8 +33,6 @@ def test_lightning(package, tmp_path):
     pl = pytest.importorskip(package)
     pytest.importorskip("tensorboard")
     from importlib import import_module
-
-    from counterpoint.plugins.lightning import ReportCallback
 
     class Module(pl.LightningModule):
         def __init__(self):
@@ -49,10 +54,10 @@ def test_lightning(package, tmp_path):
     logger = import_module(f"{package}.loggers").TensorBoardLogger(tmp_path)
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer = pl.Trainer(
-        max_epochs=2,
+        max_epochs=6,
         accelerator="cpu",
         logger=logger,
-        callbacks=[ReportCallback(every=3)],
+        callbacks=[callback("lightning")()],
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         **quiet,
@@ -62,7 +67,7 @@ def test_lightning(package, tmp_path):
     trainer.fit(module, batches, batches)
     found = scalars(logger.log_dir)
     for name in ("loss", "negatives", "effective_negatives", "positive_mean"):
-        expected = [(step, pytest.approx(module.seen[step][name], rel=1e-6)) for step in (0, 3, 6)]
+        expected = [(step, pytest.approx(module.seen[step][name], rel=1e-6)) for step in (0, 10, 20)]
         assert found[f"report/{name}"] == expected
     assert not module.criterion._forward_hooks
 
@@ -78,8 +83,6 @@ class Texts(torch.utils.data.Dataset):
 def test_the_trainer_of_transformers(tmp_path, monkeypatch):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("tensorboard")
-    from counterpoint.plugins.hf_trainer import ReportCallback
-
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "logs"))
 
     class Trainer(transformers.Trainer):
@@ -92,7 +95,7 @@ def test_the_trainer_of_transformers(tmp_path, monkeypatch):
 
     arguments = transformers.TrainingArguments(
         output_dir=str(tmp_path),
-        max_steps=7,
+        max_steps=21,
         per_device_train_batch_size=12,
         logging_steps=100,
         save_strategy="no",
@@ -102,13 +105,57 @@ def test_the_trainer_of_transformers(tmp_path, monkeypatch):
         remove_unused_columns=False,
     )
     trainer = Trainer(model=nn.Linear(8, 4), args=arguments, train_dataset=Texts())
-    trainer.add_callback(ReportCallback(trainer, trainer.loss_fn, every=3))
+    trainer.add_callback(callback("hf_trainer")(trainer, trainer.loss_fn))
     trainer.train()
     logged = [line for line in trainer.state.log_history if "report/loss" in line]
-    assert [line["step"] for line in logged] == [0, 3, 6]
+    assert [line["step"] for line in logged] == [0, 10, 20]
     assert [line["report/effective_negatives"] for line in logged] == [
-        pytest.approx(trainer.seen[step]["effective_negatives"]) for step in (0, 3, 6)
+        pytest.approx(trainer.seen[step]["effective_negatives"]) for step in (0, 10, 20)
     ]
     found = scalars(tmp_path / "logs")
     assert len([tag for tag in found if tag.endswith("report/negatives")]) == 1
     assert not trainer.loss_fn._forward_hooks
+
+
+def test_trackers(tmp_path, monkeypatch):
+    """The log functions of wandb and trackio, and a writer of TensorBoard, take reports as they are."""
+    pytest.importorskip("tensorboard")
+    from torch.utils.tensorboard.writer import SummaryWriter
+
+    loss_fn, steps = cp.objective("hcl:t=0.5 + 0.1*dp"), []
+    with SummaryWriter(tmp_path) as writer:
+
+        def log(numbers):
+            for name, value in numbers.items():
+                writer.add_scalar(name, value, len(steps))
+
+        with cp.log_reports(nn.Sequential(nn.Identity(), loss_fn), log, every=2):
+            for _ in range(3):
+                loss_fn(X.clone().requires_grad_(), X)
+                loss_fn(X, X).detach()
+                steps.append(0)
+            with torch.no_grad():
+                loss_fn(X, X)
+            loss_fn.eval()(X, X)
+        loss_fn.train()(X, X)
+    expected = loss_fn.report(X, X)
+    found = scalars(tmp_path)
+    assert {name.removeprefix("report/") for name in found} >= {"loss", "negatives", "term[0.1_dp_low_0.1_high_0.5]"}
+    assert found["report/loss"] == [(step, pytest.approx(expected["loss"])) for step in (0, 1, 2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_tracker_of_the_user(name, tmp_path, monkeypatch):
+    tracker = pytest.importorskip(name)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    loss_fn = cp.InfoNCE(0.5)
+    tracker.init(project="reports")
+    with cp.log_reports(loss_fn, tracker.log, every=1):
+        for _ in range(2):
+            loss_fn(X.clone().requires_grad_(), X)
+    if name == "wandb":
+        assert tracker.run.summary["report/negatives"] == loss_fn.report(X, X)["negatives"]
+    tracker.finish()
