@@ -77,7 +77,8 @@ def test_the_folder_that_is_pushed_loads_as_the_trained_encoder(run, tmp_path, c
     assert row.endswith("| 2 |")
 
 
-def test_the_card_names_the_treatment(run):
+def test_the_card_names_the_treatment(run, monkeypatch):
+    monkeypatch.setattr(folder, "seeds_of", lambda _: [run])
     told = copy(run)
     told.arguments = {**run.arguments, "objective": "infonce:t=0.5; duplicates"}
     lines = folder.card(told, "me/digits", published.PIPELINE).splitlines()
