@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, cycle
 from pathlib import Path
@@ -53,6 +54,12 @@ def save(drawing: Figure, path: str | Path) -> None:
         drawing.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
 
 
+def name_rows(axes: Axes, rows: Iterable[str], width: int) -> None:
+    """Label the rows with their names instead of their numbers."""
+    names = [fill(row.replace(",", ", "), width) for row in rows]
+    axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
+
+
 def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
     """Draw each row's seeds, their mean, and the paper's number.
 
@@ -95,6 +102,13 @@ def draw_differences(axes: Axes, column: Column, looks: dict[str, Style]) -> Non
             mark |= {"mfc": "none", "label": "equivalent or cannot tell"}
         axes.plot(verdict.difference, y, "o", markersize=8, markeredgewidth=1.6, **mark)
     _label_rows(axes, column, looks, f"{column.metric}, minus the baseline")
+
+
+def draw_opening(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
+    """Draw the differences to the baseline with the rows' names, or every seed without a baseline."""
+    shown = replace(column, cells={row: column.cells[row] for row in column.compared or column.cells})
+    (draw_differences if column.compared else draw_values)(axes, shown, looks)
+    name_rows(axes, shown.cells, 18)
 
 
 def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str) -> None:

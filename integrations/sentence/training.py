@@ -10,6 +10,7 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import math
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,7 @@ def train(run: Run) -> None:
     loss = make_loss(model, arguments)
     callback = RunCallback(run, loss.objective, dev)
     trainer = make_trainer(model, loss, samples, callback)
-    with cp.log_reports(loss, trainer.log, every=min(arguments["every"], 50)):
-        trainer.train(resume_from_checkpoint=callback.resume())
+    trainer.train(resume_from_checkpoint=callback.resume())
     history, best = trainer.state.log_history, callback.best
     curve: list[tuple[int, float]] = []
     if dev and best is not None:
@@ -145,6 +145,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.run, self.objective, self.dev, self.folder = run, objective, dev, run.path / "checkpoints"
         self.best: dict[str, Any] | None = None
         self.ticks: Iterator[int] = iter(())
+        self.reports = ExitStack()
 
     def resume(self) -> str | None:
         """Restore the run's state; returns the trainer's checkpoint to continue from."""
@@ -165,7 +166,12 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
         next(self.ticks, None)
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % args.logging_steps == 0:  # counted in steps, which a resumed run continues
+            self.reports = cp.log_reports(self.objective, lambda numbers: self.run.log(state.global_step, **numbers))
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.reports.close()
         next(self.ticks, None)
         last = state.global_step >= state.max_steps  # even if it is not a multiple of eval_steps
         control.should_evaluate |= last and args.eval_strategy.value != "no"

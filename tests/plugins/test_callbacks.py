@@ -140,7 +140,7 @@ def test_trackers(tmp_path, monkeypatch):
         loss_fn.train()(X, X)
     expected = loss_fn.report(X, X)
     found = scalars(tmp_path)
-    assert {name.removeprefix("report/") for name in found} >= {"loss", "negatives", "term[0.1_dp_low_0.1_high_0.5]"}
+    assert {name.removeprefix("report/") for name in found} >= {"loss", "negatives", "effective_negatives"}
     assert found["report/loss"] == [(step, pytest.approx(expected["loss"])) for step in (0, 1, 2)]
 
 

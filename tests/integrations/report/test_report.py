@@ -506,6 +506,7 @@ def figure_of(column):
     left, right = drawing.subplots(1, 2, sharey=True)
     plots.draw_values(left, column, looks)
     plots.draw_differences(right, column, looks)
+    plots.name_rows(left, column.cells, 38)
     return drawing
 
 
@@ -520,6 +521,9 @@ def test_the_picture_of_a_column_shows_its_numbers(study):
     column = report.summarise(store.find_runs(study)).columns[0]
     left, right = figure_of(column).axes
     rows = list(column.cells)
+    assert [label.get_text().replace("\n", "").replace(" ", "") for label in left.get_yticklabels()] == [
+        row.replace(" ", "") for row in rows
+    ]
     drawn = {line.get_marker(): [] for line in left.lines}
     for line in left.lines:
         drawn[line.get_marker()].append((line.get_ydata()[0], list(line.get_xdata())))
