@@ -1,7 +1,5 @@
 """Pre-training without labels, in your own loop or as a run that can be interrupted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,9 +91,6 @@ def pretrain(
             run.save(state, epoch + 1)
             saved = time.monotonic()
     hooks.close()
-
-
-# ---- a run ---------------------------------------------------------------------------------------
 
 
 def build(arguments: dict[str, Any], width: int) -> Pretraining:
