@@ -117,33 +117,6 @@ def test_the_trainer_of_transformers(tmp_path, monkeypatch):
     assert not trainer.loss_fn._forward_hooks
 
 
-def test_trackers(tmp_path, monkeypatch):
-    """The log functions of wandb and trackio, and a writer of TensorBoard, take reports as they are."""
-    pytest.importorskip("tensorboard")
-    from torch.utils.tensorboard.writer import SummaryWriter
-
-    loss_fn, steps = cp.objective("hcl:t=0.5 + 0.1*dp"), []
-    with SummaryWriter(tmp_path) as writer:
-
-        def log(numbers):
-            for name, value in numbers.items():
-                writer.add_scalar(name, value, len(steps))
-
-        with cp.log_reports(nn.Sequential(nn.Identity(), loss_fn), log, every=2):
-            for _ in range(3):
-                loss_fn(X.clone().requires_grad_(), X)
-                loss_fn(X, X).detach()
-                steps.append(0)
-            with torch.no_grad():
-                loss_fn(X, X)
-            loss_fn.eval()(X, X)
-        loss_fn.train()(X, X)
-    expected = loss_fn.report(X, X)
-    found = scalars(tmp_path)
-    assert {name.removeprefix("report/") for name in found} >= {"loss", "negatives", "effective_negatives"}
-    assert found["report/loss"] == [(step, pytest.approx(expected["loss"])) for step in (0, 1, 2)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_tracker_of_the_user(name, tmp_path, monkeypatch):
