@@ -485,7 +485,7 @@ def first_sentence(page: str) -> str:
     text = re.sub(left_out, "", page, flags=re.S | re.M)
     paragraph = next((" ".join(part.split()) for part in text.split("\n\n") if re.match(r"[\w`*\[]", part.strip())), "")
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).replace("**", "")
-    return re.split(r"(?<=[a-z)`0-9][.?!:])\s", plain, maxsplit=1)[0].rstrip(":")
+    return re.split(r"(?<=[a-z)`0-9][.?!])\s", plain, maxsplit=1)[0].rstrip(":")
 
 
 def for_assistants(written: dict[str, str], navigation: list[Any]) -> dict[str, str]:
