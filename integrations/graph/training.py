@@ -101,9 +101,8 @@ def build(arguments: dict[str, Any], width: int) -> Pretraining:
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
     # one random stream per view, so that the first views do not depend on how many the objective asks for
-    augments = [
-        augmentation(arguments["augment"], 1000 * (seed + 1) + view, hops=arguments["hops"]) for view in range(1, views)
-    ]
+    name, hops = arguments["augment"], arguments["hops"]
+    augments = [augmentation(name, 1000 * (seed + 1) + view, hops=hops) for view in range(1, views)]
     model = Pretraining(encoder, objective, augments, arguments["pairing"])
     return model.to(arguments["device"])
 
