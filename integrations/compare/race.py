@@ -112,18 +112,8 @@ class Race(Comparison):
         near = (tuned.factor, tuned.factor / 2)  # below the best temperature too, since large ones hide faults
         self._begin(product(self.families, near))
         self._follow(own=False)
-        ranked, study = sorted(self.arms, key=lambda arm: arm.short, reverse=True), _study(self._folder())
-        top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
-        for arm in ranked[top:] + ranked[:top][::-1]:
-            trial = study.ask()
-            trial.set_user_attr("treatment", arm.text)
-            if math.isfinite(arm.short):
-                trial.report(arm.short, 1)
-            if math.isfinite(arm.short) and not trial.should_prune():
-                trials[arm.text] = trial
-            else:
-                arm.dropped = True
-                study.tell(trial, state=_pruned())
+        study = _study(self._folder())
+        trials = prune(self.arms, study)
         tuned.dropped = False  # always runs to the end
         finished = [arm for arm in self.arms if not arm.dropped]
         for arm, run in zip(finished, self._train([arm.text for arm in finished], {}), strict=True):
@@ -223,6 +213,26 @@ def proposals(told: Sequence[str]) -> list[str]:
         told: what treatments may be told of, such as ``ids=batch["doc"]``.
     """
     return [*(f"{OWN}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{OWN}; margin=-0.1"]
+
+
+def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
+    """Drop the arms that Optuna prunes at a share of the length; return the trials of the others, by treatment.
+
+    Of arms whose scores are equal, Optuna prunes none, so only as many stay as if all were different.
+    """
+    ranked = sorted(arms, key=lambda arm: arm.short, reverse=True)
+    top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
+    for arm in ranked[top:] + ranked[:top][::-1]:
+        trial = study.ask()
+        trial.set_user_attr("treatment", arm.text)
+        if math.isfinite(arm.short):
+            trial.report(arm.short, 1)
+        if math.isfinite(arm.short) and arm in ranked[: top + 1] and not trial.should_prune():
+            trials[arm.text] = trial
+        else:
+            arm.dropped = True
+            study.tell(trial, state=_pruned())
+    return trials
 
 
 def best(arms: Sequence[Arm]) -> Arm:
