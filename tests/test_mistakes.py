@@ -51,6 +51,7 @@ COMMANDS = {
     "compare auto --objective host hcl --metric json:r.json:acc --seed-flag --seed train.py": (
         "stand behind --: -- train.py"
     ),
+    "compare auto --objective host hcl train.py": "stand behind --: -- train.py",
     "race auto -- train.py": "--metric: which number is compared?",
     "train graphs": "'graphs'. Did you mean 'graph'",
     "train graph --data ./nowhere": "is not the name of a data set",

@@ -96,6 +96,8 @@ def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> N
     words, arguments.script = inject.split(arguments.script)
     parser = Parser(own, f"{own} [options] -- train.py ...")
     _add_flags(parser, kind, OBJECTIVES)
+    for word in (word for word in words if word.endswith(".py") and not arguments.script):
+        parser.refuse(word)  # which --objective or --metric would take for one of its own
     parser.parse_args(words, arguments)
     arguments.settings = kind(**flags.chosen(arguments, kind))
     if arguments.host is not None:
