@@ -12,7 +12,6 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -124,8 +123,7 @@ class Race(Comparison):
             arm.full = fmean(map(self._value, some))
             arm.curve += self._points(some[0], self.length, arm.full)
             if arm.text in trials:
-                state = {"values": arm.full} if math.isfinite(arm.full) else {"state": _pruned()}
-                study.tell(trials[arm.text], **state)
+                study.tell(trials[arm.text], arm.full)
 
     def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
@@ -226,6 +224,8 @@ def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
 
     Of arms whose scores are equal, Optuna prunes none, so only as many stay as if all were different.
     """
+    from optuna.trial import TrialState
+
     ranked = sorted(arms, key=lambda arm: arm.short, reverse=True)
     top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
     for arm in ranked[top:] + ranked[:top][::-1]:
@@ -237,7 +237,7 @@ def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
             trials[arm.text] = trial
         else:
             arm.dropped = True
-            study.tell(trial, state=_pruned())
+            study.tell(trial, state=TrialState.PRUNED)
     return trials
 
 
@@ -259,7 +259,7 @@ def sentence(
     also = "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if winner == tuned:
         tuning = compared.get(HOST)
-        gained = "" if tuning is None or tuned == HOST else f": tuning gained {_interval(_negated(tuning))}"
+        gained = "" if tuning is None or tuned == HOST else f": tuning gained {_interval(tuning, -1)}"
         return f"nothing beats {own}{gained}; {times}{also}."
     assert gain is not None
     better = gain.different and (gain.difference < 0) == lower
@@ -269,12 +269,9 @@ def sentence(
     )
 
 
-def _interval(verdict: Verdict) -> str:
-    return f"{verdict.difference:+.3g} [{verdict.low:.3g}, {verdict.high:.3g}]"
-
-
-def _negated(verdict: Verdict) -> Verdict:
-    return replace(verdict, difference=-verdict.difference, low=-verdict.high, high=-verdict.low)
+def _interval(verdict: Verdict, sign: int = 1) -> str:
+    low, high = sorted((sign * verdict.low, sign * verdict.high))
+    return f"{sign * verdict.difference:+.3g} [{low:.3g}, {high:.3g}]"
 
 
 def _study(folder: Path) -> optuna.Study:
@@ -293,9 +290,3 @@ def _study(folder: Path) -> optuna.Study:
     file.unlink(missing_ok=True)  # of this command's last start, whose runs are kept
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     return optuna.create_study(direction="maximize", pruner=pruner, storage=storage, study_name="race")
-
-
-def _pruned() -> Any:
-    from optuna.trial import TrialState
-
-    return TrialState.PRUNED
