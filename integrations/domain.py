@@ -144,12 +144,16 @@ def encoder_of(run: Run) -> Any:
     return of.module("training").restore(run).encoder
 
 
-def accuracies(values: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    """Write the mean and the deviation of each row of a table."""
-    width = max(map(len, values))
-    for name, each in values.items():
-        spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
-        yield f"  {name:{width}}  {mean(each):6.2f}{spread} ({len(each)})"
+def accuracy_tables(values: Iterable[tuple[str, str, float]], counted: str) -> Iterator[str]:
+    """Write accuracies as tables of mean and deviation: of each the title of its table, its row, and its value."""
+    tables: dict[str, dict[str, list[float]]] = {}
+    for title, row, value in values:
+        tables.setdefault(title, {}).setdefault(row, []).append(value)
+    for title, rows in tables.items():
+        yield f"{title}: accuracy in % ± deviation (number of {counted})"
+        for row, each in rows.items():
+            spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
+            yield f"  {row:{max(map(len, rows))}}  {mean(each):6.2f}{spread} ({len(each)})"
 
 
 def domain(name: str) -> Domain:

@@ -1,7 +1,5 @@
 """Measure data without training: wrong positives, duplicates, false negatives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

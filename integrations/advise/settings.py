@@ -1,7 +1,5 @@
 """The settings of ``counterpoint advise``; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..domain import setting

@@ -1,7 +1,5 @@
 """``counterpoint report``: tables, tests, plain sentences and plots from folders of runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

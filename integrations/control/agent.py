@@ -15,8 +15,6 @@ of a batch, which run channels-last and in chunks; and where CURL moves the enco
 optimizers, one takes twice the step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -78,7 +76,7 @@ class Contrast(nn.Module):
             return [self.target[0](random_crop(frames, size)) for _ in range(self.crops - 1)]
 
 
-class Agent:
+class Agent(nn.Module):
     """Act, and learn from batches of transitions.
 
     Args:
@@ -97,6 +95,7 @@ class Agent:
         scores: str | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
+        super().__init__()
         self.settings = s = settings or AgentSettings()
         self.device, self.updates = torch.device(device), 0
         self.critic, self.target = (
@@ -108,7 +107,7 @@ class Agent:
         self.actor = actor.apply(initialize).to(self.device)
         contrast = Contrast(objective, self.critic.encoder, self.target.encoder, s.features, scores)
         self.contrast = contrast.to(self.device)
-        self.log_alpha = torch.tensor(s.alpha, device=self.device).log().requires_grad_()
+        self.log_alpha = nn.Parameter(torch.tensor(s.alpha, device=self.device).log())
         self.target_entropy = -float(actions)
         self.optimizers: dict[str, torch.optim.Optimizer] = {
             "critic": adam(self.critic.parameters(), s.lr),
@@ -116,9 +115,6 @@ class Agent:
             "alpha": adam([self.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
             "contrast": self.contrast.optimizer(s.lr),
         }
-        self.networks: dict[str, nn.Module] = {
-            "critic": self.critic, "target": self.target, "actor": self.actor, "contrast": self.contrast
-        }  # fmt: skip
 
     @torch.no_grad()
     def act(self, observations: Any, explore: bool = False) -> Any:
@@ -182,18 +178,12 @@ class Agent:
 
     def state(self) -> dict[str, Any]:
         """Networks, optimizers and counters as plain data."""
-        return {
-            **{name: module.state_dict() for name, module in self.networks.items()},
-            "log_alpha": self.log_alpha.detach(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "updates": self.updates,
-        }
+        optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return {"networks": self.state_dict(), "optimizers": optimizers, "updates": self.updates}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state`."""
-        for name, module in self.networks.items():
-            module.load_state_dict(state[name])
+        self.load_state_dict(state["networks"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self.log_alpha.data.copy_(state["log_alpha"])
         self.updates = state["updates"]

@@ -1,7 +1,5 @@
 """The networks of CURL's agent, and the crops that they see."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,8 +1,5 @@
 """Reinforcement learning with CURL as a run that can be interrupted."""
 
-from __future__ import annotations
-
-from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil
 import time
@@ -137,7 +134,7 @@ def restore(run: Run | str | Path) -> Agent:
         raise ValueError(f"{run.path} is a run of {run.arguments['domain']}, not of control.")
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint yet.")
-    actions = state["agent"]["actor"]["trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each
+    actions = state["agent"]["networks"]["actor.trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each
     agent = build(run.arguments, actions)
     agent.load(state["agent"])
     return agent

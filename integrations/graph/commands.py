@@ -10,7 +10,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
-from ..domain import accuracies, check, defaults, encoder_of
+from ..domain import accuracy_tables, check, defaults, encoder_of
 from .presets import PRESETS, preset
 from .settings import PROBES, Settings, bag, cell, check_dataset, untrained
 
@@ -110,18 +110,10 @@ def eval_command(arguments: argparse.Namespace) -> int:
         result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(rows)))
+    values = ((f"{row['dataset']}, {row['probe']}", row["name"], row["accuracy"]) for row in rows)
+    table = accuracy_tables(values, "encoders and splits")
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(table))
     return 0
-
-
-def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
-    tables: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in rows:
-        values = tables.setdefault((row["dataset"], row["probe"]), {})
-        values.setdefault(row["name"], []).append(row["accuracy"])
-    for (dataset, probe), values in tables.items():
-        yield f"{dataset}, {probe}: accuracy in % ± deviation (number of encoders and splits)"
-        yield from accuracies(values)
 
 
 def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tuple[Any, Any]]:

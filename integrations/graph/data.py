@@ -216,9 +216,6 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
 """The classes of :func:`demo`, in the order of their numbers."""
 
 
-# ---- the data of a cell ------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=2)
 def load_cached(dataset: str, features: str) -> GraphSet:
     """:func:`load`, once per process."""

@@ -1,7 +1,5 @@
 """The recipes of the papers: the spec of the objective, and the other settings of a cell."""
 
-from __future__ import annotations
-
 from counterpoint.names import nearest
 
 from ..domain import Preset, check_choice

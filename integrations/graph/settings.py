@@ -1,7 +1,5 @@
 """The settings of a graph run, its cells, and the domain; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

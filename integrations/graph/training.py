@@ -1,7 +1,5 @@
 """Pre-training without labels, in your own loop or as a run that can be interrupted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,9 +87,6 @@ def pretrain(
             state["generators"] = [generator.get_state() for generator in generators]
             run.save(state, epoch + 1)
             saved = time.monotonic()
-
-
-# ---- a run ---------------------------------------------------------------------------------------
 
 
 def build(arguments: dict[str, Any], width: int) -> Pretraining:

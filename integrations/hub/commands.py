@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterpoint.install import install
-
 from .. import flags
 
 if TYPE_CHECKING:
@@ -65,10 +63,9 @@ def _run(folder: str | Path) -> Run:
 
 def push_command(arguments: argparse.Namespace) -> int:
     """Push a run, or write the folder that would be pushed."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError(f"the hub needs huggingface_hub: {install('hub')}") from error
+    from . import encoder  # noqa: F401  names the extra to install  # isort: skip
+    from huggingface_hub import HfApi
+
     from .folder import check, write
 
     run = _run(arguments.run)
@@ -77,7 +74,7 @@ def push_command(arguments: argparse.Namespace) -> int:
         place = str(write(run, arguments.name, arguments.folder))
         _say(arguments, {"run": run.address, "folder": place}, f"wrote {place}; nothing was pushed")
         return 0
-    hub = huggingface_hub.HfApi()
+    hub = HfApi()
     with tempfile.TemporaryDirectory() as folder:
         write(run, arguments.name, Path(folder))
         try:

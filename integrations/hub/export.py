@@ -1,7 +1,5 @@
 """Write a trained encoder in a format that needs no counterpoint, and check that its outputs are the same."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings

@@ -5,8 +5,6 @@ distribution of lightly's ``SimCLRViewTransform``, but draws the parameters of a
 same, except that PIL rounds to whole gray levels after each step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -143,9 +141,6 @@ def recipe(name: str, size: int | tuple[int, int] = 32) -> Recipe:
     return replace(RECIPES[name], size=size)
 
 
-# ---- crop --------------------------------------------------------------------------------------
-
-
 def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) -> Tensor:
     """Crop as torchvision does: the first of ten draws of area and ratio that fits, else the largest center crop."""
     low, high = math.log(RATIO[0]), math.log(RATIO[1])
@@ -193,9 +188,6 @@ def _resampling(start: Tensor, length: Tensor, full: int, size: int, mirrored: T
     return weight / weight.sum(2, keepdim=True)
 
 
-# ---- color ------------------------------------------------------------------------------------
-
-
 def _luma(x: Tensor) -> Tensor:
     red, green, blue = x.unsqueeze(2).unbind(1)
     return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
@@ -225,9 +217,6 @@ JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, factor: _blend(x, _luma(x), factor),
     _hue,
 )
-
-
-# ---- blur --------------------------------------------------------------------------------------
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:

@@ -1,7 +1,6 @@
 """The runs of a grid: cells, training, and restoring a trained encoder."""
 
-from __future__ import annotations
-
+import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -53,11 +52,8 @@ def allowed_probes(arguments: Mapping[str, Any], images: data.Data) -> list[str]
 
 def check(cells: Iterable[Mapping[str, Any]]) -> None:
     """Raise the errors of every cell's arguments before the first one trains."""
-    checked = []
-    for arguments in cells:
-        if (without_seed := {**arguments, "seed": 0}) in checked:
-            continue
-        checked.append(without_seed)
+    by_seed = {json.dumps({**arguments, "seed": 0}): arguments for arguments in cells}
+    for arguments in by_seed.values():
         images = data.prepare(arguments)
         allowed_probes(arguments, images)
         batches(images.train, build(arguments, images.train.size[0]))

@@ -109,9 +109,8 @@ class Column:
 
     @property
     def digits(self) -> int:
-        """The decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
-        largest = max(abs(cell.mean) for cell in self.cells.values())
-        return 1 if largest >= 150 else 2 if largest >= 2 else 4
+        """The decimals to print."""
+        return digits(cell.mean for cell in self.cells.values())
 
 
 @dataclass(frozen=True)
@@ -373,6 +372,12 @@ def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
         versions = sorted({run.record.get("versions", {}).get(name, "?") for run in done})
         if len(versions) > 1:
             yield f"Runs of several versions of {name}: {listed(versions)}."
+
+
+def digits(means: Iterable[float]) -> int:
+    """Return the decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
+    largest = max(map(abs, means))
+    return 1 if largest >= 150 else 2 if largest >= 2 else 4
 
 
 def plural(count: int, noun: str) -> str:

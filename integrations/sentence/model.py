@@ -45,11 +45,6 @@ def static(model: Any) -> Any:
     return SentenceTransformer(modules=[pieces], device=str(model.device))
 
 
-def without_head(model: Any) -> Any:
-    """Return the same modules without the last one, the head that SimCSE trains with but does not keep."""
-    return SentenceTransformer(modules=list(model)[:-1], device=model.device)
-
-
 def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])

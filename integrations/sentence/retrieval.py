@@ -54,21 +54,21 @@ def is_collection(path: Path) -> bool:
     return (path / "corpus.jsonl").is_file() and (path / "queries.jsonl").is_file()
 
 
-def collections(data: str | Path | None = None) -> list[str]:
+def collections() -> list[str]:
     """Return the names of the collections in ``retrieval/`` of the data."""
-    base = root(data)
+    base = root()
     folders = [] if base is None else sorted((base / FOLDER).glob("*"))
     return [folder.name for folder in folders if is_collection(folder)]
 
 
-def find(name: str | Path, data: str | Path | None = None) -> Path:
+def find(name: str | Path) -> Path:
     """Return the folder of a collection: the folder itself, or one of this name in ``retrieval/`` of the data."""
     folder = Path(name).expanduser()
     if is_collection(folder):
         return folder
     if folder.is_dir():
         raise FileNotFoundError(f"{folder}: not a BEIR folder, which has corpus.jsonl, queries.jsonl and qrels/.")
-    base, known = root(data), collections(data)
+    base, known = root(), collections()
     if base is not None and str(name) in known:
         return base / FOLDER / name
     where = f"{ENVIRONMENT} is not set" if base is None else f"{base / FOLDER} has none of this name"
@@ -76,11 +76,11 @@ def find(name: str | Path, data: str | Path | None = None) -> Path:
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
 
 
-def check(names: Iterable[str], data: str | Path | None = None) -> None:
+def check(names: Iterable[str]) -> None:
     """Raise an error unless each name is that of a collection, or of NanoBEIR."""
     for name in names:
         if not is_nano(name):
-            find(name, data)
+            find(name)
         elif one := name.partition(":")[2]:
             check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
 
@@ -161,27 +161,19 @@ class Report:
     mean: dict[str, float] | None
 
 
-def evaluate(
-    model: Any,
-    names: Sequence[str | Path] = (),
-    data: str | Path | None = None,
-    *,
-    batch_size: int = 64,
-    progress: bool = False,
-) -> Report:
+def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 64, progress: bool = False) -> Report:
     """Score a model on retrieval collections.
 
     Args:
         model: a SentenceTransformer; its prompts for queries and documents are used.
         names: BEIR folders, names of collections in ``retrieval/`` of the data, ``nano`` for NanoBEIR from the hub, or
             ``nano:NAME`` for one of its collections; by default all collections of the data, or else ``nano``.
-        data: the folder of the data; by default ``COUNTERPOINT_DATA``.
         batch_size: texts embedded at a time.
         progress: whether to show it.
     """
     loaded: dict[str, Collection | None] = {}
-    for name in map(str, names or collections(data) or [NANO]):
-        loaded[name] = None if is_nano(name) else read(find(name, data))
+    for name in map(str, names or collections() or [NANO]):
+        loaded[name] = None if is_nano(name) else read(find(name))
     if not hasattr(model, "encode_query"):
         raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
     from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator

@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import load_dataset
-from numpy.typing import NDArray
 from scipy.stats import pearsonr, spearmanr
+from torch.nn.functional import cosine_similarity
 
 from counterpoint.diagnose import alignment, uniformity
 
 from ..domain import check_choice
-from .encode import Embeddings, Matrix, embed, rows
+from .encode import Embeddings, embed, rows
 from .files import find, lines, root, table
 from .settings import SEVEN, STS
 
@@ -159,12 +159,12 @@ def _hub_rows(name: str) -> Iterator[Row]:
 
 @dataclass
 class Score:
-    """Correlations times 100; None if undefined, because all similarities are equal. ``items`` are those of pairs."""
+    """Correlations times 100; NaN if undefined, because all similarities are equal. ``items`` are those of pairs."""
 
     pairs: int
     dropped: int  # pairs without a gold score
-    spearman: float | None
-    pearson: float | None
+    spearman: float
+    pearson: float
     items: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
@@ -179,7 +179,7 @@ class Geometry:
 
 @dataclass
 class Report:
-    """The result of :func:`evaluate`; ``average`` is None unless all of SimCSE's seven sets have a score."""
+    """The result of :func:`evaluate`; ``average`` is that of SimCSE's seven sets, None unless all are among them."""
 
     sets: dict[str, Score]
     average: float | None
@@ -204,28 +204,21 @@ def evaluate(
     loaded = [load(name, data) for name in dict.fromkeys(sets)]
     embeddings = embed(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
     scores = {pairs.name: score(pairs, embeddings) for pairs in loaded}
-    seven = [one for name in SEVEN if name in scores and (one := scores[name].spearman) is not None]
-    average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
+    average = sum(scores[name].spearman for name in SEVEN) / len(SEVEN) if scores.keys() >= {*SEVEN} else None
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
     return Report(scores, average, None if stsb is None else geometry(stsb, embeddings), len(embeddings))
 
 
 def score(pairs: Pairs, embeddings: Embeddings) -> Score:
     """Compute the correlations of a set."""
-    similar = cosine(rows(embeddings, pairs.first), rows(embeddings, pairs.second))
+    x, y = (torch.from_numpy(rows(embeddings, texts)).double() for texts in (pairs.first, pairs.second))
+    similar = cosine_similarity(x, y, eps=1e-300).numpy()  # 0 for a zero row, as in SentEval
     each = enumerate(zip(similar.tolist(), pairs.gold, strict=True))
     items = [{"item": i, "similarity": similarity, "gold": gold} for i, (similarity, gold) in each]
-    one = Score(len(pairs.gold), pairs.dropped, None, None, items)
+    one = Score(len(pairs.gold), pairs.dropped, math.nan, math.nan, items)
     if np.ptp(similar) >= COLLAPSED and np.ptp(pairs.gold) > 0:
         one.spearman, one.pearson = (100 * float(r(similar, pairs.gold).statistic) for r in (spearmanr, pearsonr))
     return one
-
-
-def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
-    """Return the cosine of each row with its counterpart, in double precision; of a zero row 0, as in SentEval."""
-    x, y = first.astype(np.float64), second.astype(np.float64)
-    length = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return (x * y).sum(1) / np.where(length > 0, length, 1.0)  # type: ignore[no-any-return]
 
 
 def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:

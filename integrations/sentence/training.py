@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardCallback
 from torch import nn
-from torch.utils.data import BatchSampler
 from transformers import PrinterCallback, TrainerCallback
 
 from counterpoint.batch.rules import as_rules
@@ -29,7 +29,7 @@ from ..domain import defaults
 from ..store.run import Run
 from . import encode
 from .data import prepare
-from .evaluation import DevScore, defined, evaluate
+from .evaluation import DevScore, evaluate
 from .model import build, make_loss
 from .settings import Settings, check_settings
 
@@ -67,7 +67,7 @@ def train(run: Run) -> None:
     test = arguments["test"] or ()
     if arguments["objective"] is None:
         model = build(arguments)
-        result = {dev.name: defined(dev.score(model))} if dev else {}
+        result = {dev.name: dev.score(model)} if dev else {}
         scores, shares = evaluate(model, test)
         run.finish(result | scores, majority=shares)
         return
@@ -118,20 +118,12 @@ def restore(run: Run | str | Path) -> Any:
 # ---- the trainer ---------------------------------------------------------------------------------
 
 
-class Batches(BatchSampler):
+class Batches(DefaultBatchSampler):  # type: ignore[misc]
     """Shuffled batches that depend only on the seed and the epoch, so that a resumed run sees the same ones."""
-
-    def __init__(self, dataset: Any, batch_size: int, drop_last: bool, seed: int = 0, **_: Any) -> None:
-        super().__init__(range(len(dataset)), batch_size, drop_last)
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed + 1_000_003 * self.epoch)
-        order = torch.randperm(len(self.sampler), generator=generator)  # type: ignore[arg-type]
-        for batch in order.split(self.batch_size):
+        for batch in torch.randperm(len(self.sampler), generator=generator).split(self.batch_size):
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch.tolist()
 
