@@ -31,7 +31,7 @@ class RaceSettings(Settings):
     tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009
     grid: None = setting(None, flag=False)
     baseline: str | None = setting(None, flag=False)
-    budget: int = setting(18, "trainings of the script's length that the search may cost", low=2)
+    budget: int = setting(18, "trainings of the script's length that the search may cost, about", low=2)
     steps_flag: str | None = setting(
         None,
         "the script's own flag for its length, among its arguments, such as --max_steps (none: runs are stopped by the "
