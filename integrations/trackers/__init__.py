@@ -6,7 +6,6 @@ is the same with and without them. A resumed run continues its curve: its identi
 that the tracker lacks are sent again. The store stays complete; a tracker that fails is left out with a warning.
 """
 
-<<<<<<< HEAD
 from __future__ import annotations
 
 import sys
@@ -15,8 +14,6 @@ from contextlib import redirect_stdout, suppress
 from functools import partial
 from importlib.util import find_spec
 from io import StringIO
-=======
->>>>>>> wt6-lean2
 from typing import TYPE_CHECKING
 
 from counterpoint.install import install
