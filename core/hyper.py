@@ -190,7 +190,7 @@ class Flag(Hyper[bool, bool]):
         return value
 
 
-class Numbers(Hyper["Sequence[float] | None", "tuple[float, ...] | None"]):
+class Numbers(Hyper[list[float] | tuple[float, ...] | None, tuple[float, ...] | None]):
     """Positive numbers, ``[64,128]`` in specs, or None.
 
     >>> import counterpoint as cp

@@ -48,9 +48,8 @@ class SogCLR(Objective, name="sogclr"):
     size: Real[int, int] = Real(low=1, whole=True, default=100_000, doc="Number of samples in the data set, or more.")
     average: Choice[Literal["view", "sample"]] = Choice("view", "sample", default="view", doc="What has a ``u``.")
 
-    log_mean: Tensor
-
     def __post_init__(self) -> None:
+        self.log_mean: Tensor
         self.register_buffer("log_mean", self._filled(-math.inf))
 
     @property
@@ -146,11 +145,10 @@ class ISogCLR(SogCLR, name="isogclr"):
     low: Real[float, float] = Real(above=0, default=0.05, fixed=True, doc="Smallest ``t``, > 0.")
     high: Real[float, float] = Real(above=0, default=0.7, fixed=True, doc="Largest ``t``.")
 
-    temperatures: Tensor
-    slopes: Tensor
-
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.temperatures: Tensor
+        self.slopes: Tensor
         self.register_buffer("temperatures", self._filled(self.temperature))
         self.register_buffer("slopes", self._filled(0.0))
 
