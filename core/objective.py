@@ -89,7 +89,7 @@ class Objective(Parametrized):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Arguments that a call requires besides the views: ``index``, or ``adversarial`` and ``mixed`` views."""
+        """Arguments that a call requires besides the views: views that are ``adversarial``, ``mixed``, ``indexed``."""
         return frozenset()
 
     @property

@@ -210,8 +210,7 @@ class Treatment(Wrapper):
             given = options.pop("duplicates", None)
             if given is None and self.told["duplicates"] is not True:
                 raise self._missing("duplicates")
-            stacked = options.get("stacked", False)
-            told = [*views[0].unbind(1)] if stacked else [*views]
+            told = [*views[0].unbind(1)] if options.get("stacked", False) else [*views]
             numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
             known = options.get("ids") if options.get("labels") is None else options["labels"]
             if known is not None:

@@ -58,7 +58,7 @@ class SogCLR(Objective, name="sogclr"):
 
     @property
     def needs(self) -> frozenset[str]:
-        return frozenset({"index"})
+        return frozenset({"indexed"})
 
     def losses(self, scores: Scores) -> Tensor:
         # 1. the batch's mass of negatives, relative to the positive or not

@@ -68,7 +68,7 @@ def step(spec: str, z: torch.Tensor, how: dict, engine: str, factor: float = 1.0
 SEPARATE = [
     spec
     for spec in [*SPECS, *LEARNED]
-    if not at(spec).couples_anchors and at(spec).needs <= {"index"} and "views=" not in spec
+    if not at(spec).couples_anchors and at(spec).needs <= {"indexed"} and "views=" not in spec
 ]
 
 

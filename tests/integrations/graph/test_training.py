@@ -38,8 +38,11 @@ TU = Path(os.environ.get("COUNTERPOINT_DATA", "."), "tu")
 needs_tu = pytest.mark.skipif(
     not (os.environ.get("COUNTERPOINT_DATA") and TU.is_dir()), reason="COUNTERPOINT_DATA with TU data sets is not set"
 )
-EVERY = [name if not issubclass(kind, cp.Wrapper) else f"{name}(hcl):views=3" for name, kind in cp.registry.items()]
-EVERY = [spec for spec in EVERY if not cp.objective(spec).needs & {"adversarial", "mixed"}]
+EVERY = [
+    name if not issubclass(kind, cp.Wrapper) else f"{name}(hcl){':views=3' * issubclass(kind, cp.ArCL)}"
+    for name, kind in cp.registry.items()
+]
+EVERY = [spec for spec in EVERY if not cp.objective(spec).needs]
 
 
 @pytest.fixture(scope="module")
