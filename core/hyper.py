@@ -191,12 +191,7 @@ class Flag(Hyper[bool, bool]):
 
 
 class Numbers(Hyper[list[float] | tuple[float, ...] | None, tuple[float, ...] | None]):
-    """Positive numbers, ``[64,128]`` in specs, or None.
-
-    >>> import counterpoint as cp
-    >>> cp.Matryoshka("infonce", dims=[64, 128]).dims
-    (64.0, 128.0)
-    """
+    """Positive numbers, ``[64,128]`` in specs, or None."""
 
     def expected(self) -> str:
         return "positive numbers, such as [64,128], or None"

@@ -323,7 +323,9 @@ def test_compiled_to_machine_code(spec):
     compare_compiled(spec, "inductor")
 
 
-@pytest.mark.parametrize("spec", ["infonce:t=learned(0.5,0.01,1)", "adnce:mu=auto,t=schedule(0.5,0.1,3)"])
+@pytest.mark.parametrize(
+    "spec", ["infonce:t=learned(0.5,0.01,1)", "adnce:mu=auto,t=schedule(0.5,0.1,3)", "isogclr:size=8"]
+)
 def test_compiled_state_moves_as_without(spec):
     compare_compiled(spec, "aot_eager", steps=3)
 

@@ -177,7 +177,7 @@ def test_wrong_positions(call, message):
 
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch without distributed")
-@pytest.mark.parametrize("sizes", [[3, 3], [1, 2, 2, 1]])
+@pytest.mark.parametrize("sizes", [pytest.param([3, 3], marks=pytest.mark.slow), [1, 2, 2, 1]])
 def test_processes_are_one_with_all_samples(tmp_path, sizes):
     """Ten steps, in which samples change processes; each has all averages afterwards."""
     (wanted,) = run(sogclr_steps, tmp_path, 1, [sum(sizes)])
