@@ -67,6 +67,14 @@ CALLED_NEXT = (
 
 # from the formula of an objective's class to its LaTeX; a formula that is missing here stops the build
 FORMULAS = {
+    "t log u,  u <- (1 - gamma) u + gamma mean_j E(s_j - p),  E(s) = e^{s/t}": (
+        r"t \log u, \quad u \leftarrow (1 - \gamma) \, u + \gamma \, \overline{E(s - p)}, \quad E(s) = e^{s/t}"
+    ),
+    "t (log u + rho),  t <- t - eta v,  v <- (1 - beta) v + beta dL/dt": (
+        r"t \, (\log u + \rho), \quad t \leftarrow t - \eta v, \quad "
+        r"v \leftarrow (1 - \beta) \, v + \beta \, \frac{\partial L}{\partial t}"
+    ),
+    "sum_m w_m L(z[:m])": r"\sum_m w_m \, L(z_{1 \ldots m})",
     "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}": (
         r"-\log \frac{E(p)}{E(p) + \sum_j E(s_j)}, \quad E(s) = e^{s/t}"
     ),
@@ -168,7 +176,9 @@ def example(kind: type[cp.Objective]) -> str:
     else:
         main = "radius" if kind is cp.CLDRO else "temperature"
         loss = f"{own}({f'{main}=0.5' if main in kind.hyper else ''})"
-    if kind().needs:
+    if kind().needs == {"indexed"}:
+        body = VIEWS.format(loss=loss, views=2).replace("(*z)", "(*z, index=torch.arange(64))")
+    elif kind().needs:
         body = ATTACKED.format(loss=loss)
     else:
         body = VIEWS.format(loss=loss, views=4 if kind.cost == "more views" else 2)
@@ -245,7 +255,7 @@ def objective_page(kind: type[cp.Objective]) -> str:
         f"| paper | {linked(kind.paper)} |",
     ]
     lines += ["", "## Example", "", "```python", code, "```", "", "```text", output(code), "```", ""]
-    lines += ["## Weights", "", curve(instance), ""]
+    lines += ["## Weights", "", curve(instance.objective if kind is cp.Matryoshka else instance), ""]
     lines += ["## Parameters", "", "| name | short | default | range | |", "|---|---|---|---|---|", *rows, ""]
     if doc.strip():
         lines += ["## Details", "", doc.strip(), ""]
