@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ class Parser(argparse.ArgumentParser):
     take_flags: tuple[str, ...] = ()  # flags whose values are flags of another program, as in --seed-flag --seed
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub("invalid (?:float|int) value: ", "expected a number, got ", message)
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nsee {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

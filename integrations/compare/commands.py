@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from counterpoint.names import no_script
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
@@ -111,9 +112,10 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
     if not script:
         yield "which script? Put it behind --, with its own arguments: -- train.py --epochs 1"
     if script[0] != "-m" and not Path(script[0]).is_file():
-        yield f"script not found: {script[0]}"
+        yield no_script(Path(script[0]))
     if len(set(settings.objective)) < 2:
-        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {settings.objective}"
+        rows = " ".join(settings.objective) or "none"
+        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {rows}"
     if settings.baseline is not None and settings.baseline not in settings.objective:
         yield f"--baseline {settings.baseline}: it is not among the objectives"
     if settings.margin is not None and not settings.margin >= 0:
