@@ -195,7 +195,7 @@ class Race(Comparison):
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
-            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end"
+            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end, mean of {self.tune_seeds}"
             yield f"{arm.text}: {self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
 
 
