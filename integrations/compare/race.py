@@ -53,7 +53,8 @@ class Race(Comparison):
         super().__init__(arguments, seam)
         given = arguments.settings
         self.sign = -1 if given.lower else 1
-        self.flag, self.chosen_by, self.tune_seeds = given.steps_flag, given.metric[0], given.tune_seeds
+        self.flag, self.chosen_by = given.steps_flag, given.metric[0]
+        self.tune_seeds: int = given.tune_seeds
         self.most = SHARE * given.budget // (1 + given.tune_seeds)  # since one of SHARE goes on
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
