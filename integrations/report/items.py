@@ -8,8 +8,6 @@ means stands the p-value of a permutation test, which exchanges two models' scor
 what seeds and items contribute, less what both count; Student's t has the degrees of freedom of Satterthwaite.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass

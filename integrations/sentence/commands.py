@@ -99,7 +99,7 @@ def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "")
     """
     add = parser.add_argument
     model = "a SentenceTransformer, a checkpoint of transformers, or the folder of a run"
-    add("model", nargs="+" if items else None, help=model + "; several are compared item by item" * bool(items))
+    add("model", nargs="+" if items else 1, help=model + "; several are compared item by item" * bool(items))
     parser.set_defaults(measure=items)
     if items:
         add("--items", type=flags.folder, metavar="FOLDER", help=f"write what {items} is computed of, per item (none)")
@@ -127,10 +127,9 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 
 
 def _models(arguments: argparse.Namespace) -> list[str]:
-    models = arguments.model if isinstance(arguments.model, list) else [arguments.model]
-    if len({*models}) < len(models):
-        raise ValueError(f"model: expected different ones, got {' '.join(models)}.")
-    return models
+    if len({*arguments.model}) < len(arguments.model):
+        raise ValueError(f"model: expected different ones, got {' '.join(arguments.model)}.")
+    return list(arguments.model)
 
 
 def _evaluate(
@@ -176,18 +175,16 @@ def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[An
 
     compared, first = [], next(iter(reports))
     sets = {name: getattr(report, "collections", None) or report.sets for name, report in reports.items()}
+    fields = arguments.measure.split(":")
+    measured = "Spearman" if len(fields) > 1 else fields[0]
     for part in sets[first]:
+        rows = {name: scores[part].items for name, scores in sets.items()}
         if arguments.items is not None:
-            for name, scores in sets.items():
-                write(arguments.items, part, name, scores[part].items)
+            for name, some in rows.items():
+                write(arguments.items, part, name, some)
         if len(reports) > 1:
-            fields = arguments.measure.split(":")
-            models = {
-                name: {0: of_rows(f"{name}, {part}", s[part].items, ["item", *fields])} for name, s in sets.items()
-            }
-            compared.append(
-                compare_items(f"{part}, {'Spearman' if len(fields) > 1 else fields[0]}", first, models, seeds=False)
-            )
+            models = {name: {0: of_rows(f"{name}, {part}", some, ["item", *fields])} for name, some in rows.items()}
+            compared.append(compare_items(f"{part}, {measured}", first, models, seeds=False))
     return compared
 
 

@@ -6,8 +6,6 @@ with the same meaning, whatever the wording. This is not natural language, so re
 negatives are frequent: two sentences share a slot's meaning with probability 1/5.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import random
 from pathlib import Path
@@ -19,12 +17,13 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
+import counterpoint as cp
+
 from ..domain import defaults
 from ..store.run import Run
 from . import encode, sts
-from .model import make_loss
 from .settings import Settings as Training
-from .training import RunCallback, make_trainer
+from .training import fit
 
 COMMON = {"t": "0.1", "denominator": ""}
 SETTINGS: dict[str, Any] = {"steps": 60, "batch": 64}
@@ -44,15 +43,10 @@ def train(run: Run, cache: Path) -> None:
     seed, steps, batch = (run.arguments[name] for name in ("seed", "steps", "batch"))
     model, pairs = encoder(seed), scored(600, seed)
     if steps:
-        loss = make_loss(model, run.arguments)
-        callback = RunCallback(run, loss.objective, None)
-        callback.resume()  # from the start: it takes seconds
-        samples = Dataset.from_dict(positives(steps * batch, seed, loss.objective.views or 2))
-        make_trainer(model, loss, samples, callback).train()
+        views = cp.objective(run.arguments["objective"]).views or 2
+        fit(run, model, Dataset.from_dict(positives(steps * batch, seed, views)))
     run.finish({"Spearman": sts.score(pairs, encode.embed(model, pairs.texts)).spearman})
 
-
-# ---- the sentences -------------------------------------------------------------------------------
 
 MEANINGS = {  # per slot: the meanings, each with its wordings
     "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",

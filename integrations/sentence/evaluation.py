@@ -1,7 +1,5 @@
 """The evaluations of a run: the score that selects its checkpoint, and the scores of the finished model."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Sequence

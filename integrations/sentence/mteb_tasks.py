@@ -3,8 +3,6 @@
 Its scores are those of the task, times 100: the metric that mteb calls the task's main score.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import warnings

@@ -8,8 +8,6 @@ The scores are those of sentence-transformers' ``InformationRetrievalEvaluator``
 nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and the recall at 10 and 100.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any
 
 from counterpoint.names import check_known, nearest
 
-from .files import ENVIRONMENT, lines, root, table
+from .files import ENVIRONMENT, NUMBER, lines, root, table
 
 FOLDER = "retrieval"  # of the collections, in that of the data
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
@@ -29,8 +27,6 @@ NANO_NAMES = (  # a test compares them with those of sentence-transformers
 )  # fmt: skip
 METRICS = {"nDCG@10": "ndcg@10", "MRR@10": "mrr@10", "recall@10": "recall@10", "recall@100": "recall@100"}
 HEADLINE = "nDCG@10"
-
-# ---- collections --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -99,11 +95,9 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
         if query not in queries:
             raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
-        try:
-            is_relevant = float(grade) > 0
-        except ValueError:
-            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.") from None
-        if is_relevant and document in documents:
+        if not NUMBER.fullmatch(grade):
+            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.")
+        if float(grade) > 0 and document in documents:
             relevant.setdefault(query, set()).add(document)
     if not relevant:
         raise ValueError(f"{folder}: no query of {split} has a relevant document in corpus.jsonl.")
@@ -135,9 +129,6 @@ def _texts(path: Path) -> dict[str, str]:
             raise ValueError(f"{path}: line {number}: expected text, got {text!r}.")
         texts[str(key)] = f"{row.get('title') or ''} {text}".strip()
     return texts
-
-
-# ---- scores -------------------------------------------------------------------------------------
 
 
 @dataclass

@@ -15,8 +15,6 @@ SICKR-test, hence no average of seven.
 SimCSE: https://arxiv.org/abs/2104.08821
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Iterator, Sequence
@@ -34,7 +32,7 @@ from counterpoint.diagnose import alignment, uniformity
 
 from ..domain import check_choice
 from .encode import Embeddings, embed, rows
-from .files import find, lines, root, table
+from .files import NUMBER, find, lines, root, table
 from .settings import SEVEN, STS
 
 # the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
@@ -60,9 +58,6 @@ HUB = {  # repository, revision, split
 }
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
 COLLAPSED = 1e-6  # smaller differences between similarities are rounding errors
-
-
-# ---- the sets -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -95,7 +90,7 @@ def load(name: str, data: str | Path | None = None) -> Pairs:
         if not gold.strip():
             pairs.dropped += 1
             continue
-        if not _is_number(gold):
+        if not NUMBER.fullmatch(gold):
             raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
         pairs.gold.append(float(gold))
         pairs.first.append(first)
@@ -103,13 +98,6 @@ def load(name: str, data: str | Path | None = None) -> Pairs:
     if (count := len(pairs.gold)) < 2:
         raise ValueError(f"{name}: {count} pairs with a gold score, and {pairs.dropped} without; expected 2 or more.")
     return pairs
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 Row = tuple[str, str, str, str]  # place, gold, first, second
@@ -122,7 +110,7 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
             yield from _folder_rows(f"SICKR-{part}", folder)
     elif path := find(folder, f"{name}.tsv"):
         _, header = next(table(path, 2), ("", ["", ""]))
-        if _is_number(header[1]):  # it would be skipped
+        if NUMBER.fullmatch(header[1]):  # it would be skipped
             raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
         for place, (_, gold, first, second, *_) in table(path, 4, header=True):
             yield place, gold, first, second
@@ -152,9 +140,6 @@ def _hub_rows(name: str) -> Iterator[Row]:
     path, revision, split = HUB[name]
     for i, row in enumerate(load_dataset(path, revision=revision, split=split)):
         yield f"{path}: row {i}", str(row["score"]), row["sentence1"], row["sentence2"]
-
-
-# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass

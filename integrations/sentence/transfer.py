@@ -19,8 +19,6 @@ texts), or the files that SentEval's scripts leave.
 SentEval: https://arxiv.org/abs/1803.05449
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -55,9 +53,6 @@ BINARY = {  # the files of class 1, and of class 0
 }
 
 Labels = NDArray[np.str_]
-
-
-# ---- the tasks ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -115,9 +110,6 @@ def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
     else:
         for _, (label, _, _, first, second, *_) in table(path(f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
             yield [label, first, second]
-
-
-# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass

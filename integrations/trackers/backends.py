@@ -1,7 +1,5 @@
 """One class per tracker. Each imports its package when it is used, and its client sends without being waited for."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
