@@ -37,9 +37,8 @@ def check_objective(objective: Objective | str) -> Objective:
     if isinstance(loss_fn, Treatment):
         raise ValueError(f"{loss_fn}: the criterion sees similarities, which do not say which keys these are")
     if loss_fn.needs:
-        raise ValueError(
-            f"{loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but the criterion sees embeddings"
-        )
+        needs = " and ".join(sorted(loss_fn.needs))
+        raise ValueError(f"{loss_fn} needs {needs} views, but the criterion sees embeddings")
     return loss_fn
 
 
@@ -98,10 +97,8 @@ class Agent(nn.Module):
         super().__init__()
         self.settings = s = settings or AgentSettings()
         self.device, self.updates = torch.device(device), 0
-        self.critic, self.target = (
-            Critic(Encoder(observation[0], s), s.features, actions, s.hidden).apply(initialize).to(self.device)
-            for _ in range(2)
-        )
+        critics = (Critic(Encoder(observation[0], s), s.features, actions, s.hidden) for _ in range(2))
+        self.critic, self.target = (critic.apply(initialize).to(self.device) for critic in critics)
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
         actor = Actor(self.critic.encoder.new_head(), s.features, actions, s.hidden)
         self.actor = actor.apply(initialize).to(self.device)

@@ -72,10 +72,9 @@ def train(run: Run) -> None:
 def learn(run: Run, env: Control) -> Agent:
     """Let an agent act and learn by turns, and evaluate it. The checkpoint has the state of all that takes part."""
     arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
-    agent = build(arguments, env.action_space.shape[0])
-    replay = Replay(
-        settings.capacity, (3, settings.size, settings.size), env.action_space.shape[0], settings.stack, agent.device
-    )
+    actions, frame = env.action_space.shape[0], (3, settings.size, settings.size)
+    agent = build(arguments, actions)
+    replay = Replay(settings.capacity, frame, actions, settings.stack, agent.device)
     folder, repeat = run.path / "replay", arguments["repeat"]
     if (state := run.load(lambda state: replay.load(folder, state["replay"]))) is None:
         total, decisions = 0.0, 0

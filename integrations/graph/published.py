@@ -19,9 +19,8 @@ def publish(run: Run) -> PublishedEncoder:
     if run.arguments["encoder"] == "none":
         raise ValueError(f"{run.path}: {run.name} has no encoder.")
     encoder: Any = training.restore(run).encoder
-    published = PublishedEncoder(
-        encoder.convolutions[0].nn.in_channels, run.arguments["hidden"], run.arguments["layers"]
-    )
+    width = encoder.convolutions[0].nn.in_channels
+    published = PublishedEncoder(width, run.arguments["hidden"], run.arguments["layers"])
     published.load_state_dict(encoder.state_dict())
     return published.eval()
 

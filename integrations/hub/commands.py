@@ -36,9 +36,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser, domains: str) -> None:
-    parser.add_argument(
-        "run", type=lambda text: flags.store(text, written=False), help=f"folder of a finished run of {domains}"
-    )
+    folder = f"folder of a finished run of {domains}"
+    parser.add_argument("run", type=lambda text: flags.store(text, written=False), help=folder)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs([arguments.run]))
 

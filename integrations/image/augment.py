@@ -123,10 +123,9 @@ class Recipe:
 
 
 # s = 0.5 in SimCLR's color distortion, as in the code that DCL, HCL, ADNCE and IntNaCl share for CIFAR
-CIFAR = Recipe()
 RECIPES = {
-    "cifar": CIFAR,
-    "cifar-blur": replace(CIFAR, blur=0.3),
+    "cifar": Recipe(),
+    "cifar-blur": Recipe(blur=0.3),
     "simclr": Recipe(jitter=(0.8, 0.8, 0.8, 0.2), blur=0.5),
     "moco": Recipe(min_scale=0.2, jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5),
     "digits": Recipe(min_scale=0.4, flip=0.0, jitter=(0.4, 0.4, 0.0, 0.0), grey=0.0),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import check_known
 
 from .. import flags
-from ..domain import accuracy_tables, encoder_of
+from ..domain import accuracy_tables
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_cell, check_dataset
 
@@ -130,7 +130,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
             train, test = (load(arguments.data, split, train.size[0]).with_classes() for split in SPLITS)
-        encoder = encoder_of(run).to(arguments.device)
+        encoder = flags.encoder_of(run).to(arguments.device)
         return test, evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
     rows: list[dict[str, Any]] = []

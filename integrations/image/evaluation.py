@@ -17,7 +17,7 @@ import counterpoint as cp
 from counterpoint.views import evaluation_mode
 
 from .. import store
-from ..domain import check_choice, majority
+from ..domain import check_choice
 from .augment import Recipe
 from .image_set import ImageSet
 from .settings import PROBES, EvaluationSettings
@@ -76,11 +76,6 @@ def evaluate(
             pair = [shifted(data, recipe, settings.shift_seed + i) for i, data in enumerate((train, test))]
             results[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
     return results
-
-
-def majorities(results: Iterable[str], test: ImageSet) -> dict[str, float]:
-    """Return, for each accuracy on images as they are, the share of the largest class among them in percent."""
-    return {name: majority(test.y.tolist()) for name in results if name in ("knn", "linear") or name.startswith("aug")}
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -113,16 +113,12 @@ class SimCLR(Method):
         z = [project(view) for view in views]
         self.projections = z[0].detach(), z[1].detach()
         if needs := self.objective.needs:
+            epsilon = self.settings.epsilon if "adversarial" in needs else None
+            mixed = min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0
             options |= cp.views.perturbed(
-                project,
-                views[0],
-                views[1],
-                self.objective,
-                epsilon=self.settings.epsilon if "adversarial" in needs else None,
-                mixed=min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
-                clip=(0.0, 1.0),
-                generator=self.generator,
-            )
+                project, views[0], views[1], self.objective,
+                epsilon=epsilon, mixed=mixed, clip=(0, 1), generator=self.generator,
+            )  # fmt: skip
         return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 
