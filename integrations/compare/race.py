@@ -192,7 +192,7 @@ class Race(Comparison):
     def _cost(self) -> float:
         """Return the search's compute, in trainings of the script's length."""
         short = self._steps(1 / SHARE) / self.length
-        return len(self.arms) * short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)
+        return float(len(self.arms) * short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms))
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
