@@ -365,8 +365,9 @@ class Treatment(Wrapper):
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
         """Count anchors, and excluded keys where similarities are a matrix: in tiles, that would take another pass."""
         factor, excluded = scores.anchor_factor, torch.zeros(())
-        anchors = torch.as_tensor(len(scores.pos)) if factor is None else factor.sum()
-        empty = torch.zeros(()) if scores.emptied is None else scores.emptied.sum()
+        zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
+        anchors = zero + (len(scores.pos) if factor is None else factor.sum())
+        empty = zero if scores.emptied is None else zero + scores.emptied.sum()
         if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
             others = (keys := scores.neg.scores.shape[1]) - keys // batch.total - scores.neg.count  # not its own
             excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()

@@ -32,10 +32,10 @@ class Parser(argparse.ArgumentParser):
         words = self._joined(sys.argv[1:] if args is None else args)
         known = self._option_string_actions
         if self._subparsers and words and words[0].startswith("-") and not any(k.startswith(words[0]) for k in known):
-            self._refuse(words[0])  # argparse would say that the command is missing
+            self.refuse(words[0])  # argparse would say that the command is missing
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self._refuse(unknown[0])
+            self.refuse(unknown[0])
         return parsed, unknown
 
     def _joined(self, words: Sequence[str]) -> list[str]:
@@ -48,7 +48,8 @@ class Parser(argparse.ArgumentParser):
                 joined.append(word)
         return joined
 
-    def _refuse(self, word: str) -> NoReturn:
+    def refuse(self, word: str) -> NoReturn:
+        """End with an error about a word that does not belong here."""
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
             self.error(f"unknown flag {flag}.{closest(flag, known)}")

@@ -187,6 +187,7 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
     f"{BOTH} --track wandbb {METRIC}": "'wandbb'. Did you mean 'wandb'",
     f"{BOTH} --out train.py {METRIC}": "train.py is not a folder",
     f"{BOTH} --baseline hlc {METRIC}": "'hlc'. Did you mean 'hcl'",
+    f"{BOTH} train.py": "stand behind --: -- train.py",
     "race auto -- train.py": "--metric: which number is compared?",
     f"{RACE} --steps -- train.py": "the script's arguments have no --steps with a number",
     f"{RACE} steps -- train.py --steps 40": "Did you mean '--steps'",

@@ -116,8 +116,9 @@ class SimCLR(Method):
             epsilon = self.settings.epsilon if "adversarial" in needs else None
             mixed = min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0
             options |= cp.views.perturbed(
-                project, *views[:2], self.objective, epsilon=epsilon, mixed=mixed, clip=(0, 1), generator=self.generator
-            )
+                project, views[0], views[1], self.objective,
+                epsilon=epsilon, mixed=mixed, clip=(0, 1), generator=self.generator,
+            )  # fmt: skip
         return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 
