@@ -80,7 +80,7 @@ def extras(wheel: Path) -> list[str]:
 
 
 def check_same(wheel: Path, sdist: Path) -> None:
-    """Build the sdist's wheel, and end unless it has the files of the other one, so that commands run for one of them."""
+    """End unless the wheel that the sdist builds has the same files, so that commands need to run with one of them."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["uv", "build", "--quiet", "--wheel", "--out-dir", folder, str(sdist)], check=True)
         (built,) = Path(folder).glob("*.whl")
