@@ -383,7 +383,6 @@ PUBLIC = {  # beside `__all__`, which some packages do not have
         "data.load",
         "model.WordDropout",
         "encode.load",
-        "encode.encoder",
         "sts.load",
         "sts.evaluate",
         "transfer.load",

@@ -1,7 +1,5 @@
 """``counterpoint advise``; the parser needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json
@@ -61,9 +59,8 @@ def command(arguments: argparse.Namespace) -> int:
     from .measure import measure
 
     settings = Settings(**flags.chosen(arguments, Settings))
-    given = (arguments.ids, arguments.negatives, arguments.negative_ids)
-    data = read(arguments.data, *given, settings, arguments.batches)
-    measured, suspects = measure(data, settings)
+    known = {name: getattr(arguments, name) for name in ("ids", "negatives", "negative_ids", "batches")}
+    measured, suspects = measure(read(arguments.data, settings, **known), settings)
     if arguments.rows is not None:
         write_rows(arguments.rows, suspects)
     advice = advise(measured)

@@ -1,7 +1,5 @@
 """Pre-training without labels, in your own loop or as a run that can be interrupted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,9 +89,6 @@ def pretrain(
             saved = time.monotonic()
 
 
-# ---- a run ---------------------------------------------------------------------------------------
-
-
 def build(arguments: dict[str, Any], width: int) -> Pretraining:
     """Build a cell's untrained model for nodes of ``width`` features. The seed determines it and the views."""
     seed = arguments["seed"]
@@ -102,9 +97,8 @@ def build(arguments: dict[str, Any], width: int) -> Pretraining:
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
     # one random stream per view, so that the first views do not depend on how many the objective asks for
-    augments = [
-        augmentation(arguments["augment"], 1000 * (seed + 1) + view, hops=arguments["hops"]) for view in range(1, views)
-    ]
+    name, hops = arguments["augment"], arguments["hops"]
+    augments = [augmentation(name, 1000 * (seed + 1) + view, hops=hops) for view in range(1, views)]
     model = Pretraining(encoder, objective, augments, arguments["pairing"])
     return model.to(arguments["device"])
 

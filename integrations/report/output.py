@@ -126,8 +126,6 @@ def _system(run: Run) -> str:
     return ", ".join([host.get("system", "?"), *host.get("devices", ())])
 
 
-# ---- formats and files ---------------------------------------------------------------------------
-
 RENDER: dict[str, Callable[[Report], str]] = {
     "terminal": terminal,
     "markdown": markdown,
