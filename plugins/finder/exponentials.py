@@ -100,8 +100,8 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             if g is not None and scale is not None and not finding["scores"] and bool((g != 0).any()):
                 units[id(product)] = _Unit.of_product(product, g, scale * product.factor, sink)
     todo = list(units.values())
-    pairs = [(product, *gradients(root, [product.edge])) for product in watch.pairs()] if todo else []
-    alone = [(product, g) for product, g in pairs if g is not None and bool((g != 0).any())]
+    singles = [*watch.pairs()] if todo else []
+    alone = [(p, g) for p in singles for g in gradients(root, [p.edge]) if g is not None and bool((g != 0).any())]
     for group in [*_groups(todo), *([u] for u in todo)]:
         if not all(unit in todo for unit in group):
             continue
