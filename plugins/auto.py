@@ -73,7 +73,6 @@ class _Steps:
             entry["replace"] = entry["replace"] if finding.get("replace") and entry.get("replace") else None
             entry["doubts"] = [*dict.fromkeys(entry["doubts"])]
             entry["told"] = {path: about for path, about in finding["told"].items() if path in entry["told"]}
-            entry["other_terms"] = entry.get("other_terms") or finding.get("other_terms", False)
         for key in {(f["site"], f["call"], f["kind"]) for f in found}:
             self.losses[key]["steps"] += 1
         self.seam.calls += bool(found)
@@ -205,15 +204,13 @@ def conclude(
     data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
     first = sound[0] if known else ready[0][1][0] if ready else None
     data["own"] = first and spec_of(str(first["form"]), first, host_temperature(first))
-    print("\n".join(in_words(data, objective)), file=sys.stderr)
-    if apply and commands and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        print("counterpoint: --apply starts one process: start the command with your launcher", file=sys.stderr)
-        return UnreachedError.code
+    print("\n".join(in_words(data)), file=sys.stderr)
     if apply and commands:
-        if len(known) != 1 and len(ready) != 1:
-            print(
-                "counterpoint: --apply: each of these commands replaces another loss, so none was run", file=sys.stderr
-            )
+        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        if several or (len(known) != 1 and len(ready) != 1):
+            why = "each of these commands replaces another loss, so none was run"
+            why = "it starts one process: start the command with your launcher" if several else why
+            print(f"counterpoint: --apply: {why}", file=sys.stderr)
             return UnreachedError.code
         at = commands[0].index("--")
         words = [*commands[0][2:at], "--verify", "3", *commands[0][at:]]

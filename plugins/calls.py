@@ -1,25 +1,22 @@
-"""The calls of a script whose logits get another gradient: losses, sums of exponentials, products."""
+"""The calls of a script whose logits get another gradient: losses and sums of exponentials."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import weakref
-from collections import deque
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from counterpoint.objective import Objective, as_objective
+from counterpoint.objective import Objective
 from counterpoint.values import FromHost
 
-from .finder.products import PRODUCTS
 from .gradient import Logits
-from .host import OWN_LOSS, Seam, SeamError, objective_of
+from .host import OWN_LOSS, Seam, SeamError, world_size
 from .scales import Scales
 from .sites import Site, caller, is_file, is_own, named, names_at, place
 
@@ -27,7 +24,7 @@ HOW = (
     "--positives diagonal, half, neighbor, a column's number, the name of a tensor of columns at the site, or "
     "gradient, by which they are told from negatives"
 )
-_OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
+OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = ("logsigmoid",)
 _SUMS = ("logsumexp", "log_softmax", "softmax", "exp")
 _IF_WRONG = (
@@ -41,33 +38,37 @@ class Calls:
 
     Attributes:
         sites: with their positives, for calls that have no labels.
-        places: of each line that a call has come from, whether it is this library's own, its site and its name.
+        places: of each line that a call has come from, its site and its name.
         classifies: of each line that was left alone, whether its logits are those of a layer.
     """
 
     def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
         self.seam, self.sites = seam, sites
-        self.places: dict[tuple[str, int], tuple[bool, Site | None, str]] = {}
-        self.classifies: dict[tuple[str, int], bool] = {}
-        self.scales = Scales(seam, seam.options.get("scale"))
+        self.places: dict[tuple[str, int], tuple[Site | None, str]] = {}
+        self.classifies: dict[str, bool] = {}
+        self.scales = Scales(seam, None if seam.options.get("product") else seam.options.get("scale"))
         self.unlabeled: dict[str, str] = {}  # calls at sites that need --positives
         self.hooked = WeakIdKeyDictionary()  # logits whose whole gradient is replaced
         seam.if_wrong = _IF_WRONG
 
-    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]:
-        """Return the site that a call comes from, and its line in words; count the call."""
+    def place(self, frame: FrameType) -> tuple[Site | None, str]:
+        """Return the site that a call comes from, None for other lines and for this library's own, and its line."""
         key = frame.f_code.co_filename, frame.f_lineno
         if key not in self.places:
-            here = [site for site in self.sites if site.covers(*key)]
-            self.places[key] = is_own(frame), here[0] if here else None, place(frame)
-        own, site, where = self.places[key]
-        if own:
+            here = [site for site in self.sites if not is_own(frame) and site.covers(*key)]
+            self.places[key] = here[0] if here else None, place(frame)
+        return self.places[key]
+
+    def site(self, frame: FrameType, logits: Tensor) -> tuple[Site | None, str]:
+        """Return the same, and count the call."""
+        site, where = self.place(frame)
+        if is_own(frame):
             return None, where
         shape = f"logits {tuple(logits.shape)}"
         if site is None:
-            if key not in self.classifies and logits.requires_grad:
-                self.classifies[key] = self.scales.are_of_a_layer(logits)
-            shape += " of a layer" * self.classifies.get(key, False)
+            if where not in self.classifies and logits.requires_grad:
+                self.classifies[where] = self.scales.are_of_a_layer(logits)
+            shape += " of a layer" * self.classifies.get(where, False)
         self.seam.saw(where, shape, replaced=site is not None)
         return site, where
 
@@ -99,16 +100,6 @@ class Calls:
         told = self.seam.told(lambda: names_at(frame))
         return Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
 
-    def hook(self, logits: Logits, x: Tensor) -> None:
-        """Replace the whole gradient of ``x``."""
-        if any(each.requires_grad for each in logits.learned) and self.seam.spec != OWN_LOSS:
-            raise SeamError(
-                f"the scale at {logits.where} is learned, and gets no gradient from a sum of exponentials, whatever "
-                "the temperature of the objective is: write the loss as F.cross_entropy"
-            )
-        logits.hook(x)
-        self.hooked[x] = True
-
 
 def uses_scale(loss_fn: Objective) -> bool:
     """Return whether a part of the objective has the host's temperature."""
@@ -131,23 +122,20 @@ def replace_losses(calls: Calls, known: bool) -> None:
         calls: those from the sites.
         known: whether the sites are those of a plugin, which may have positives beside labels.
     """
-    log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]] = deque(maxlen=4)
+    log_softmaxes = WeakIdKeyDictionary()  # their results, with the replacement of the logits, and the logits
     put(calls.seam, nn.functional, "cross_entropy", _labeled(calls, nn.functional.cross_entropy, known))
     nll_loss = _labeled(calls, nn.functional.nll_loss, known, log_softmaxes)
     put(calls.seam, nn.functional, "nll_loss", nll_loss)
     named_ = any(positives is not None for positives in calls.sites.values())
     for name in (*_SUMS, *_BINARY) if named_ else (*_SUMS[:2], *_BINARY):
-        for owner in _OWNERS:
+        for owner in OWNERS:
             if hasattr(owner, name):
                 call = _unlabeled(calls, getattr(owner, name), name, known, log_softmaxes)
                 put(calls.seam, owner, name, call)
 
 
 def _labeled(
-    calls: Calls,
-    original: Callable[..., Tensor],
-    known: bool,
-    log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]] | None = None,
+    calls: Calls, original: Callable[..., Tensor], known: bool, log_softmaxes: WeakIdKeyDictionary | None = None
 ) -> Callable[..., Tensor]:
     """Return ``cross_entropy``, or ``nll_loss`` of a recent ``log_softmax``, with logits of another gradient."""
     signature = inspect.signature(original)
@@ -174,12 +162,8 @@ def _labeled(
         if log_softmaxes is None:
             call = calls.logits(site, frame, where, input, positives, own, keys=keys, options=options)
             return original(input if call is None else call(input), *args, **kwargs)
-        found = next((each for each in log_softmaxes if each[0]() is input), None)
-        pending, taken = (None, None) if found is None else found[1:]
-        kept = [each for each in log_softmaxes if each is not found and each[0]() is not None]
-        log_softmaxes.clear()
-        log_softmaxes.extend(kept)
-        if pending is None or taken is None:
+        pending, taken = log_softmaxes.pop(input, (None, None))
+        if taken is None:
             raise SeamError(
                 f"logits: {where} gets probabilities whose log_softmax is not in the same file, or which were changed "
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
@@ -199,11 +183,7 @@ def _labeled(
 
 
 def _unlabeled(
-    calls: Calls,
-    original: Callable[..., Tensor],
-    name: str,
-    known: bool,
-    log_softmaxes: deque[tuple[weakref.ref[Tensor], Logits, Tensor]],
+    calls: Calls, original: Callable[..., Tensor], name: str, known: bool, log_softmaxes: WeakIdKeyDictionary
 ) -> Callable[..., Tensor]:
     """Return a sum of exponentials, or ``logsigmoid``, with logits of another gradient at the sites."""
     files = {site.file for site in calls.sites}
@@ -215,17 +195,16 @@ def _unlabeled(
             return original(input, *args, **kwargs)
         frame = caller()
         if needs_positives:
-            file = frame.f_code.co_filename
-            if any(site.covers(file, frame.f_lineno) for site in calls.sites):
-                calls.unlabeled[place(frame)] = name
+            file, (site, where) = frame.f_code.co_filename, calls.place(frame)
+            if site is not None:
+                calls.unlabeled[where] = name
             if name != "log_softmax" or is_own(frame) or not any(is_file(file, end) for end in files):
                 return original(input, *args, **kwargs)
-            pending = Logits(calls.seam, None, place(frame), OWN_LOSS, None)
+            pending = Logits(calls.seam, None, where, OWN_LOSS, None)
             out = original(pending(input), *args, **kwargs)
-            log_softmaxes.append((weakref.ref(out), pending, input))
+            log_softmaxes[out] = pending, input
             return out
-        key = frame.f_code.co_filename, frame.f_lineno
-        if is_own(frame) or not any(site.covers(*key) for site in calls.sites):
+        if calls.place(frame)[0] is None:
             return original(input, *args, **kwargs)
         site, where = calls.site(frame, input)
         assert site is not None
@@ -242,7 +221,7 @@ def _unlabeled(
         own = "infonce:t=host"
         how["apart"] = known and name == "logsumexp"
         if name in _BINARY:
-            if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            if world_size() > 1:
                 raise SeamError(
                     f"logits: {where}: with several processes, binary logits come in parts. Name the function of the "
                     "embeddings instead: counterpoint inject function --replace 'FILE:FUNCTION(a, b, scale=c, bias=d)' "
@@ -258,17 +237,22 @@ def _unlabeled(
             return original(input, *args, **kwargs)
         if name != "logsumexp" or known:
             return original(logits(input), *args, **kwargs)
+        given = input
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
         base = input._base
         if base is not None and base.dim() == 2 and base.data_ptr() == input.data_ptr():
             turned = base.shape == input.mT.shape and base.stride() == input.mT.stride()
             logits.keys = {-1: -2, -2: -1}[logits.keys] if turned else logits.keys
-            input_ = base if turned or base.shape == input.shape else input
-        else:
-            input_ = input
-        if input_ not in calls.hooked:
-            calls.hook(logits, input_)
-        return original(input, *args, **kwargs)
+            input = base if turned or base.shape == input.shape else input
+        if input not in calls.hooked:
+            if any(each.requires_grad for each in logits.learned) and calls.seam.spec != OWN_LOSS:
+                raise SeamError(
+                    f"the scale at {where} is learned, and gets no gradient from a sum of exponentials, whatever "
+                    "the temperature of the objective is: write the loss as F.cross_entropy"
+                )
+            logits.hook(input)
+            calls.hooked[input] = True
+        return original(given, *args, **kwargs)
 
     return call
 
@@ -279,50 +263,6 @@ def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> 
     if not isinstance(dim, int):
         raise SeamError(f"logits: expected one dimension of keys, got {dim}")
     return dim - input.dim() if dim >= 0 else dim
-
-
-def replace_products(calls: Calls) -> None:
-    """Replace the gradient of products of embeddings at the sites, for losses that no call takes logits of."""
-    for owner in _OWNERS:
-        for name in PRODUCTS - {"sum", "mul", "__mul__", "__rmul__", "multiply", "cdist"}:
-            if callable(original := getattr(owner, name, None)):
-                put(calls.seam, owner, name, _product(calls, original))
-
-
-def _product(calls: Calls, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def product(*args: Any, **kwargs: Any) -> Any:
-        out, frame = original(*args, **kwargs), caller()
-        key = frame.f_code.co_filename, frame.f_lineno
-        if is_own(frame) or not any(site.covers(*key) for site in calls.sites):
-            return out
-        if not isinstance(out, Tensor) or out.dim() < 2:
-            return out
-        site, where = calls.site(frame, out)
-        assert site is not None
-        if not out.requires_grad or not torch.is_grad_enabled():
-            return out
-        keys = -2 if calls.seam.options.get("way") == "columns" else -1
-        own, scale = calls.seam.options.get("own"), calls.scales.number or 1.0
-        if own is None:
-            raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
-        if calls.scales.option is not None and calls.scales.number is None:
-            raise SeamError(f"logits: --scale {calls.scales.option}: with --product, expected a number")
-        follows = [spec != OWN_LOSS and uses_scale(objective_of(spec, own)) for spec in (calls.seam.spec, own)]
-        if calls.scales.option is None and follows == [True, False]:
-            raise SeamError(
-                "logits: --product: t=host of --objective is not known, as the scale comes after the product: give the "
-                "objective the temperature of --own"
-            )
-        positives = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
-        both = calls.seam.options.get("way") == "both"
-        temperature = getattr(as_objective(own), "temperature", 1.0) if own != OWN_LOSS else 1.0
-        later = 1 / float(temperature) if isinstance(temperature, float) else 1.0
-        how: dict[str, Any] = {"keys": keys, "both": both, "later": later, "deduced": positives is None}
-        how["told"] = calls.seam.told(lambda: names_at(frame))
-        return Logits(calls.seam, site, where, own, positives, {"scale": scale}, **how)(out)
-
-    return product
 
 
 def positives_of(text: str, frame: FrameType, logits: Tensor) -> Tensor | None:

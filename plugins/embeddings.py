@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from counterpoint.batch.options import Keys
 from counterpoint.objective import Objective
 from counterpoint.treatment import Treatment
-from counterpoint.values import at_scale
-from counterpoint.vectors import unit, widen
+from counterpoint.vectors import widen
 
+from .call import Call
+from .finder.frames import frames
 from .gradient import ROUNDING, Replaced, digits, own_loss, precision_of
-from .host import OWN_LOSS, Seam, SeamError, loss_of
-from .sites import names_at, outside
+from .host import OWN_LOSS, Seam, SeamError
+from .sites import names_at
+
+__all__ = ("Call", "Embeddings")
 
 DIFFERENCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """The largest relative difference of gradients, beside what the rounding of logits explains in half precision."""
@@ -26,55 +27,6 @@ DIFFERENCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 5e-3, tor
 ALWAYS = 20  # comparisons that find one ratio, in succession, before only some steps are compared
 GOLDEN = 0.618034  # its multiples, modulo one, are spread evenly, so that no rhythm of calls escapes
 SHARE = 0.1  # of calls that are compared then; at most 13 lie between two
-
-
-@dataclass
-class Call:
-    """A call of an objective.
-
-    Attributes:
-        args: the embeddings of the views, or the arguments of another method.
-        options: further arguments.
-        method: ``forward``, ``from_logits`` or ``from_pairings``.
-        scale, bias: the host's, which ``t=host`` and ``b=host`` stand for.
-        first: of all anchors, only the samples of the first view count.
-        trained: what an objective gets in the place of ``args``, where the host's own loss may have copies of
-            positives among its negatives.
-    """
-
-    args: Sequence[Any]
-    options: dict[str, Any] = field(default_factory=dict)
-    method: str = "forward"
-    scale: Any = None
-    bias: Any = None
-    first: bool = False
-    trained: Sequence[Any] | None = None
-
-    def loss(self, loss_fn: Objective) -> Tensor:
-        with at_scale(self.scale, self.bias):
-            if self.first:
-                return loss_of(loss_fn, *self.args, reduction="none", **self.options)[: len(self.args[0])].mean()
-            return loss_of(loss_fn, *self.args, call=self.method, **self.options)
-
-    def report(self, loss_fn: Objective) -> dict[str, float]:
-        with at_scale(self.scale, self.bias):
-            return loss_fn.report(*self.args, call=self.method, **self.options)
-
-    def take_guide(self, by_guide: Call) -> None:
-        """Let the embeddings of another call judge which keys of this one are negatives."""
-        if self.method != "forward" or self.options.get("queue") is not None:
-            raise SeamError("guide: an encoder cannot guide a loss with keys of earlier steps, not embedded again")
-        self.options["guide"] = by_guide.args[0] if self.options.get("stacked") else [*by_guide.args]
-        if isinstance(keys := self.options.get("negatives"), Keys):
-            self.options["negatives"] = keys._replace(guide=by_guide.options["negatives"].embeddings)
-
-    def largest_logit(self, own: Objective) -> float:
-        """Return the host's largest logit, where its embeddings are compared with each other."""
-        z = [widen(x) for x in self.args if isinstance(x, Tensor) and x.dim() == 2]
-        z = z if self.options.get("normalize") is False else [unit(x) for x in z]
-        largest = float((z[0] @ z[-1].mT).abs().max()) if self.method == "forward" and z else 1.0
-        temperature = getattr(own, "temperature", 1.0)
-        return largest / temperature if isinstance(temperature, float) else largest * float(self.scale or 1)
 
 
 class Embeddings(Replaced):
@@ -110,7 +62,7 @@ class Embeddings(Replaced):
         self._arguments, self._learning = [*arguments], at
         if not at or not torch.is_grad_enabled():
             return self._arguments
-        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(outside())), embeddings=True)
+        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(next(frames()))), embeddings=True)
         if self.seam.own_guide is not None:
             try:
                 self._guides = self.seam.own_guide(arguments)
@@ -148,7 +100,13 @@ class Embeddings(Replaced):
         return weight
 
     def _compare(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
-        """Return the weight of the host's own loss in ``g``."""
+        """Return the weight of the host's own loss in ``g``, which must be all that is in it."""
+        weight, error, allowed = self.fit(g, tensors, dtype)
+        self.conclude(error, dtype, allowed)
+        return weight
+
+    def fit(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[float, float, float]:
+        """Return the weight of the host's own loss in ``g``, what differs, and how much of that is rounding."""
         own = own_loss(self.own).to(tensors[0].device)
         value, expected = self._gradients(own, tensors)
         pairs = [(_along(widen(a), x), _along(b, x)) for a, b, x in zip(g, expected, tensors, strict=True)]
@@ -161,16 +119,13 @@ class Embeddings(Replaced):
         error = max(difference([(a, b) for a, b in pairs if a.dim() > 1]), difference(pairs))
         half = dtype in (torch.float16, torch.bfloat16)
         rounding = torch.finfo(dtype).eps * self._call(*self._with(tensors)).largest_logit(own) if half else 0.0
-        self.conclude(digits(value) * error, dtype, DIFFERENCE[dtype] + rounding)
-        return weight
+        return weight, digits(value) * error, DIFFERENCE[dtype] + rounding
 
     def _called(self, tensors: Sequence[Tensor], loss_fn: Objective) -> Call:
         call = self._call(*self._with(tensors))
         call.options |= self._told(loss_fn)
         if self._guides and isinstance(loss_fn, Treatment):
             call.take_guide(self._call(*self._guides))
-        if call.trained is not None and loss_fn is not own_loss(self.own):
-            call.args = call.trained
         return call
 
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:

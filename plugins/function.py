@@ -6,11 +6,8 @@
 
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
-``cat=2`` where one parameter holds two views, one below the other, ``keys=shared`` where the third parameter holds the
-negatives of all anchors, and ``anchors=first`` where only the first view's
-samples are anchors. With ``keys=shared``, a key that is an anchor's own positive is not its negative in the objective;
-if the script's denominator had the positive by way of such a key, say ``denominator=with_positive``.
-Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
+``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
+samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
 ``(image, text, scale=logit_scale, bias=logit_bias)``.
 
 **How to put an objective there.** The script computes, and logs, its own loss; the gradient that its backward pass
@@ -41,9 +38,9 @@ from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.names import check_known, nearest
 
-from .embeddings import Call, Embeddings
+from .call import Call, call_of
+from .embeddings import Embeddings
 from .finder.frames import function_name, is_nested
-from .finder.functions import copies, shared_scores
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
@@ -56,7 +53,6 @@ _AS = {
     "gather": ("true", "false"),
     "anchors": ("all", "first"),
     "cat": None,
-    "keys": ("shared",),
 }
 
 
@@ -68,17 +64,13 @@ class _Replaced:
         site: the function.
         views: its parameters that are embeddings.
         named: parameters that the objective gets by name, by that name.
-        options: settings of the objective's call.
-        cat: how many views lie below one another in each embedding.
-        first: only the first view's samples are anchors.
+        options: those of ``--as``.
     """
 
     site: Site
     views: tuple[str, ...]
     named: dict[str, str]
     options: dict[str, Any]
-    cat: int
-    first: bool
 
     @classmethod
     def parse(cls, text: str, how: str) -> _Replaced:
@@ -103,11 +95,9 @@ class _Replaced:
             if choices is not None and value not in choices:
                 raise SeamError(f"--as {part!r}: unknown {key}.{nearest(value, choices)}")
             options[key] = value == "true" if choices == ("true", "false") else value
-        cat, first = options.pop("cat", "1"), options.pop("anchors", "all") == "first"
-        if not cat.isdigit() or int(cat) < 1:
+        if not (cat := str(options.get("cat", "1"))).isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
-        site = Site.parse(match[1].strip(), "--replace")
-        return cls(site, views, named, options, int(cat), first)
+        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options | {"cat": int(cat)})
 
     def call(self, values: Mapping[str, Any]) -> Call:
         """Return the call of an objective for these values of parameters."""
@@ -115,17 +105,7 @@ class _Replaced:
         for name, view in zip(self.views, views, strict=True):
             if not isinstance(view, Tensor):
                 raise SeamError(f"{self.site.text}: {name} is not a tensor, but {type(view).__name__}")
-            if len(view) % self.cat:
-                raise SeamError(f"{self.site.text}: {name} has {len(view)} rows, not a multiple of cat={self.cat}")
-        options = {**self.options, **{key: values[name] for key, name in self.named.items()}}
-        scale, bias = options.pop("scale", None), options.pop("bias", None)
-        parts = views if self.cat == 1 else [part for view in views for part in view.chunk(self.cat)]
-        if len(parts) == 1 and parts[0].dim() == 3:
-            options["stacked"] = True
-        if options.pop("keys", None):
-            scores = shared_scores(*parts, normalize=options.pop("normalize", True))
-            return Call(scores, options, "from_scores", scale=scale, trained=(*scores, ~copies(*scores, *parts[1:])))
-        return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=self.first)
+        return call_of(views, {**self.options, **{key: values[name] for key, name in self.named.items()}})
 
 
 def before(seam: Seam) -> None:

@@ -214,7 +214,7 @@ class Logits(Replaced):
             if values._version != version:
                 raise SeamError(f"the logits at {self.where} {CHANGED}")
             found = self.gradients(dtype, [g.detach()], [values])[0]
-            return _Once.apply(found, g) if found is not None and g.requires_grad else found
+            return Once.apply(found, g) if found is not None and g.requires_grad else found
 
         logits.register_hook(replaced)
 
@@ -367,11 +367,11 @@ class _Replace(torch.autograd.Function):
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
             found = ctx.call.gradients(ctx.dtype, [each.detach() for each in g], tensors)
         if torch.is_grad_enabled():  # create_graph=True
-            found = [None if f is None else _Once.apply(f, *g) for f in found]
+            found = [None if f is None else Once.apply(f, *g) for f in found]
         return (None, None, None, *found)
 
 
-class _Once(torch.autograd.Function):
+class Once(torch.autograd.Function):
     """The gradient ``found`` that stands for ``g``. With ``create_graph=True`` it must not be taken for a constant."""
 
     @staticmethod

@@ -339,6 +339,11 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0")) == "0"  # Lightning sets LOCAL_RANK alone
 
 
+def world_size() -> int:
+    """Return how many processes train together."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
 def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **options: Any) -> Tensor:
     """Compute the loss of a host's batch; for a batch of one sample, which has no negatives, warn and return zero.
 

@@ -54,8 +54,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--bias", metavar="B", help=only("bias", "logits only", bias))
     site = "a call of cross entropy to replace, or FILE:FUNCTION for all of a function; may be repeated (none)"
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
-    product = "a product of embeddings, where no call takes its logits; may be repeated (none)"
-    add("--product", action="append", metavar="FILE:LINE", help=only("product", "logits only", product))
+    product = "a product of embeddings, where no call takes its logits, and that of positives; may be repeated (none)"
+    add("--product", action="append", metavar="FILE:LINE[,LINE]", help=only("product", "logits only", product))
     positives = "of calls without labels: diagonal, half, neighbor, a column's number, or a name at the site (none)"
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     way = "which entries of the logits compete: those of a row, of a column, or the mean of both losses (rows)"

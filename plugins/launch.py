@@ -173,6 +173,9 @@ def _is_guard(node: ast.stmt) -> bool:
 # ---- processes that the script starts --------------------------------------------------------------
 
 
+_COUNTS = ("gaps", "calls", "proofs", "worst", "proved_at", "seen", "replaced", "notes")
+
+
 class _Child:
     """The function of a spawned process; installs the seam in that process before it calls the script's function."""
 
@@ -197,10 +200,7 @@ class _Child:
             result = {"error": str(error), "code": error.code}
             raise
         finally:
-            seam = self.seam
-            result |= {"gaps": seam.gaps}
-            result |= {"calls": seam.calls, "proofs": seam.proofs, "worst": seam.worst, "proved_at": seam.proved_at}
-            result |= {"seen": seam.seen, "replaced": seam.replaced, "notes": seam.notes}
+            result |= {name: getattr(self.seam, name) for name in _COUNTS}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
 

@@ -2,7 +2,8 @@
 
 **Where the loss sits.** In calls of ``nn.CrossEntropyLoss`` or ``F.cross_entropy``, or of ``nll_loss`` of a
 ``log_softmax``, which the user names; with ``--positives``, also of ``logsumexp``, ``log_softmax``, ``softmax``,
-``exp`` and ``logsigmoid``; with ``--product``, in whatever the script computes from a product of embeddings.
+``exp`` and ``logsigmoid``; with ``--product``, in whatever the script computes from a product of embeddings, or from
+two: ``--product FILE:LINE,LINE`` names that of all keys, and that of the positives.
 
 **How to put an objective there.** ``--site FILE:LINE`` names a call, ``--site FILE:ClipLoss.forward`` all calls of a
 function; all others are left alone. The script computes, and logs, its own loss; the gradient that its backward pass
@@ -25,9 +26,10 @@ from counterpoint import checks
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
-from .calls import HOW, Calls, replace_losses, replace_products
+from .calls import HOW, Calls, replace_losses
 from .host import Host, Seam, SeamError, loss_of, on_cosines
 from .scales import LARGEST, number_of
+from .similarities import replace_products
 from .sites import Site
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -128,14 +130,23 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     options = seam.options
     texts = sites or dict.fromkeys(options.get("site") or (), options.get("positives"))
     products = dict.fromkeys(options.get("product") or (), options.get("positives"))
+    pairs = dict(_pair(text) for text in products if "," in text)
+    if pairs and (len(pairs) < len(products) or options.get("positives") or options.get("way")):
+        raise SeamError(
+            "logits: --product FILE:LINE,LINE says where the positives are: expected no --positives, no --way, and "
+            "such a pair of lines in every --product"
+        )
     if not texts and not products:
         raise SeamError(
             "logits: which call of cross entropy? --site FILE:LINE, or FILE:FUNCTION for all calls in a function; "
             "several are named one by one. `counterpoint inject auto -- train.py ...` finds them."
         )
-    calls = Calls(seam, {Site.parse(text): positives for text, positives in (products or texts).items()})
+    named = products or texts
+    sites_ = dict(zip(pairs or map(Site.parse, named), named.values(), strict=True))
+    calls = Calls(seam, sites_)
     if products:
-        replace_products(calls)
+        calls.scales.stop()  # --own says it
+        replace_products(calls, pairs)
     else:
         replace_losses(calls, known=sites is not None)
 
@@ -152,6 +163,13 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
 
     seam.at_end.append(end)
     seam.say("replacing the gradient at " + ", ".join(products or texts))
+
+
+def _pair(text: str) -> tuple[Site, Site]:
+    """Return the line of a product and that of its positives."""
+    first, _, second = text.partition(",")
+    site = Site.parse(first, "--product")
+    return site, Site.parse(second if ":" in second else f"{site.file}:{second}", "--product")
 
 
 HOST = Host(

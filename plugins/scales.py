@@ -38,7 +38,7 @@ class Scales:
 
     def __init__(self, seam: Seam, option: str | None) -> None:
         self.seam, self.option = seam, option
-        self.number = None if option is None else _number(option)
+        self.number = None if option is None else as_number(option)
         self.measured: dict[str, list[Finding | None]] = {}
         self.watch: Watch | None = None
         self.start()
@@ -89,23 +89,14 @@ class Scales:
                 f"the binary logits at {where} are not similarities, scaled and shifted, or --positives is wrong: {why}"
             )
         measured, first = finding["bias"], findings[0] or finding
-        if option is not None:
-            try:
-                value: float | Tensor = float(option)
-            except ValueError:
-                value = named(option, frame)
-        elif finding["bias_variable"] is not None:
-            value = named(finding["bias_variable"], frame)
-        else:
-            value = measured
+        name = finding["bias_variable"] if option is None else option
+        number = measured if name is None else as_number(name, signed=True)
+        value: float | Tensor = named(str(name), frame) if number is None else number
         fixed = not isinstance(value, Tensor)
         if fixed and (finding["bias_learned"] or abs(measured - first["bias"]) > ROUNDED * max(1.0, abs(measured))):
             raise SeamError(f"the bias at {where} changes: give --bias and the name that it has there, self.logit_bias")
-        if (
-            len(findings) <= CALLS
-            and abs(number_of(value) - measured) > ROUNDED * max(1.0, abs(measured))
-            and self.watch
-        ):
+        differs = abs(number_of(value) - measured) > ROUNDED * max(1.0, abs(measured))
+        if differs and self.watch and len(findings) <= CALLS:
             raise SeamError(f"--bias {option} is wrong: logits at {where} are shifted by {measured:.6g}")
         return value
 
@@ -182,13 +173,13 @@ class Scales:
         self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {len(findings)} calls"
 
 
-def _number(option: str) -> float | None:
-    """Return the number that ``--scale`` is, or None if it is a name."""
+def as_number(option: str, signed: bool = False) -> float | None:
+    """Return the number that ``--scale``, or the signed ``--bias``, is, or None if it is a name."""
     try:
         number = float(option)
     except ValueError:
         return None
-    if not 0 < number < float("inf"):
+    if not signed and not 0 < number < float("inf"):
         raise SeamError(f"--scale {option}: expected a positive number or a name")
     return number
 

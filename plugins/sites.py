@@ -66,14 +66,6 @@ def caller() -> FrameType:
     return frame
 
 
-def outside() -> FrameType:
-    """Return the innermost frame that is neither torch's nor of this library."""
-    frame = sys._getframe(1)
-    while (is_own(frame) or is_of_torch(frame.f_code.co_filename)) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
 def names_at(frame: FrameType) -> ChainMap[str, Any]:
     """Return the names that the function at ``frame`` has, and, behind these, those of its callers."""
     scopes: list[dict[str, Any]] = []

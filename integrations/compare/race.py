@@ -53,7 +53,8 @@ class Race(Comparison):
         super().__init__(arguments, seam)
         given = arguments.settings
         self.sign = -1 if given.lower else 1
-        self.flag, self.chosen_by, self.tune_seeds = given.steps_flag, given.metric[0], given.tune_seeds
+        self.flag, self.chosen_by = given.steps_flag, given.metric[0]
+        self.tune_seeds: int = given.tune_seeds
         self.most = SHARE * given.budget // (1 + given.tune_seeds)  # since one of SHARE goes on
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
@@ -195,7 +196,7 @@ class Race(Comparison):
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
-            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end"
+            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end, mean of {self.tune_seeds}"
             yield f"{arm.text}: {self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
 
 

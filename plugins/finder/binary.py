@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from counterpoint.objective import objective
 
 from .functions import Finding, function_of, gradients, nearest, tolerance_of
 from .measure import measure, measure_bias
-from .recognise import layout
+from .recognise import differentiate, fit, layout
 from .watch import Sink, Watch
 
 
@@ -27,8 +29,7 @@ def judge_binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Fi
         return finding
     # labels of 1 and -1 are factors of the logits
     logits = sink.x * torch.sign(slope)
-    turned = Sink(sink.kind, sink.place, logits, sink.output, sink.walk, frames=sink.frames)
-    turned.scale_names, turned.names = sink.scale_names, sink.names
+    turned = dataclasses.replace(sink, x=logits)
     measured: Finding = {"doubts": []}
     raw = measure(watch, turned, products, measured)
     if raw is None or not raw > 0:
@@ -48,31 +49,17 @@ def judge_binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Fi
     finding["replace"] = replace = function_of(watch, sink, root, finding, [spec])
     if replace is not None:
         replace["form"] = "siglip"
-        replace["bias"] = _argument(sink, replace, float(measured["bias"])) if measured["bias_learned"] else None
     return finding
 
 
 def _compare(watch: Watch, finding: Finding, logits: Tensor, gradient: Tensor, positives: Tensor) -> None:
     """Compare value and gradient, with respect to the logits, with ours."""
     scale, bias = float(finding["scale"]), float(finding["bias"])
-    x = logits.detach().double().requires_grad_()
-    with torch.enable_grad():
-        value = objective("siglip:t=host,b=host").from_logits(x, positives, scale=scale, bias=bias)
-        (expected,) = torch.autograd.grad(value, x)
-    weight = float((gradient * expected).sum() / (expected * expected).sum().clamp(min=1e-60))
-    finding["gradient_difference"] = float((gradient - weight * expected).abs().max() / gradient.abs().max())
-    values = map(float, watch.scalars)
-    finding["value_difference"] = nearest(float(value.detach()), values, len(x))
+    siglip = objective("siglip:t=host,b=host")
+    value, expected = differentiate(
+        lambda x: siglip.from_logits(x, positives, scale=scale, bias=bias), logits.detach().double()
+    )
+    finding["gradient_difference"], _ = fit(gradient, expected)
+    finding["value_difference"] = nearest(value, map(float, watch.scalars), len(logits))
     tolerance = tolerance_of(logits)
     finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
-
-
-def _argument(sink: Sink, replace: Finding, value: float) -> str | None:
-    """The argument of the function that is the number ``value``."""
-    for frame, passed in sink.frames:
-        if frame.f_code.co_filename != replace["file"]:
-            continue
-        for name, x in passed.items():
-            if x.numel() == 1 and abs(float(x.detach()) - value) < 1e-4 * abs(value):
-                return name
-    return None

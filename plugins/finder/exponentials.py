@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .frames import function_name
-from .functions import Finding, function_of, gradients, nearest, tolerance_of
+from .functions import Finding, fitted, function_of, gradients, nearest, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import SEVERAL, SINGLE, Form, layout, recognise
+from .recognise import SEVERAL, SINGLE, Form, layout, of_scores, recognise
 from .watch import Sink, Watch
 
 SUMS = ("logsumexp", "log_softmax", "exponentials")
@@ -41,7 +41,7 @@ class _Unit:
 
     @classmethod
     def of_product(cls, product: Product, gradient: Tensor, scale: float, sink: Sink) -> _Unit:
-        s, g = product.values(), gradient.detach().double()
+        s, g = product.values() / product.factor, gradient.detach().double() * product.factor
         g = g if product.lengths is None else g * product.lengths
         single = product.kind == "rows"
         s, g = (x.reshape(-1, 1) if single else _matrix(x) for x in (s, g))
@@ -98,9 +98,10 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             finding = {"doubts": []}
             scale = None if id(product) in units else measure(watch, sink, [product], finding)
             if g is not None and scale is not None and not finding["scores"] and bool((g != 0).any()):
-                units[id(product)] = _Unit.of_product(product, g, scale, sink)
+                units[id(product)] = _Unit.of_product(product, g, scale * product.factor, sink)
     todo = list(units.values())
-    alone = list(_alone(watch, root)) if todo else []
+    singles = [*watch.pairs()] if todo else []
+    alone = [(p, g) for p in singles for g in gradients(root, [p.edge]) if g is not None and bool((g != 0).any())]
     for group in [*_groups(todo), *([u] for u in todo)]:
         if not all(unit in todo for unit in group):
             continue
@@ -127,14 +128,6 @@ def _through(root: Tensor, sink: Sink) -> Tensor | None:
     return g
 
 
-def _alone(watch: Watch, root: Tensor) -> Iterator[tuple[Product, Tensor]]:
-    """Similarities of pairs that the loss takes without an exponential, with its gradient."""
-    for product in watch.pairs():
-        (g,) = gradients(root, [product.edge])
-        if g is not None and bool((g != 0).any()):
-            yield product, g
-
-
 def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> tuple[list[_Unit], Form | None]:
     """Return a group and its form, with the similarities ``alone`` of the same anchors if it has a form with these."""
     first = group[0]
@@ -147,11 +140,13 @@ def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> t
 
 
 def _groups(units: list[_Unit]) -> Iterator[list[_Unit]]:
-    """Products with the same anchors, those of most products first."""
+    """Products with the same anchors, those of most products first; positives may be taken for several views."""
     groups: list[list[_Unit]] = []
-    for unit in units:
+    for unit in sorted(units, key=lambda unit: unit.single):
         for group in groups:
-            if len(unit.s) == len(group[0].s) and _same(unit.anchors, group[0].anchors):
+            n, first = len(unit.s), group[0].anchors
+            fits = n == len(first) or (unit.single and first.dim() == 2 and len(first) % n == 0)
+            if fits and _same(unit.anchors, first[:n]):
                 group.append(unit)
                 break
         else:
@@ -180,6 +175,10 @@ def _recognise(group: list[_Unit]) -> Form | None:
             s, g = (torch.cat(columns_, 1) for columns_ in zip(*each, strict=True))
             if form := recognise(s, g, group[0].scale, tolerance_of(group[0].sink.x)):
                 return form
+    if len(matrices) == len(apart) == 1 and len(matrices[0].s) % len(apart[0][0]) == 0:
+        specs = fitted(group[0].sink.frames[0][0])
+        tolerance = tolerance_of(group[0].sink.x)
+        return of_scores(specs, apart[0], (matrices[0].s, matrices[0].g), group[0].scale, tolerance)
     return None
 
 
@@ -187,17 +186,8 @@ def _columns_of(unit: _Unit, matrix: _Unit) -> Tensor | None:
     """Return the columns ``(anchors, 1)`` of a matrix that hold the similarities of a unit's pairs, or None."""
     if len(unit.s) != len(matrix.s):
         return None
-    diagonal = torch.arange(len(unit.s), device=unit.s.device).unsqueeze(1)
-    if matrix.s.shape[0] == matrix.s.shape[1] and _same(matrix.s.diagonal(), unit.s):
-        return diagonal
-    keys, pairs = matrix.product.b.detach(), (unit.product.a.detach(), unit.product.b.detach())
-    if keys.dim() != 2 or len(keys) != matrix.s.shape[1] or pairs[0].shape != (len(unit.s), keys.shape[1]):
-        return None
-    other = pairs[0] if _same(pairs[1], matrix.anchors) else pairs[1]
-    unit_keys, unit_other = (nn.functional.normalize(x.double(), dim=1) for x in (keys, other))
-    nearest_ = torch.cdist(unit_other, unit_keys).argmin(1, keepdim=True)
-    same = _same(unit_other, unit_keys[nearest_[:, 0]]) and _same(matrix.s.gather(1, nearest_), unit.s)
-    return nearest_ if same else None
+    gaps, columns_ = (matrix.s - unit.s).abs().min(1, keepdim=True)
+    return columns_ if bool((gaps <= 1e-4 * matrix.s.abs().max()).all()) else None
 
 
 def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, finding: Finding) -> Finding:
@@ -219,13 +209,16 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "gradient_difference": form.error,
         }
         rule = _rule(str(finding["positives"]), products[0])
-        rule = rule or ("gradient" if form.way != "both" else None)
+        if form.way != "both" and (not rule or finding["processes"] > 1):  # the diagonal is that of the first process
+            rule = "gradient"
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
             if group[0].logits:
                 finding["columns"] = rule
             elif products[0].lengths is None and products[0].kind == "matrix" and not finding["learned"]:
                 finding["product"] = products[0].place.short
-                finding["product_scale"], finding["columns"] = finding["scale"] / (raw or 1.0), rule
+                finding["product_scales"], finding["columns"] = [finding["scale"] / (raw or 1.0)], rule
+        if form.way == "rows" and not finding["learned"]:
+            finding |= _lines(group, finding["scale"] / (raw or 1.0))
         values = [*map(float, watch.scalars)]
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
         closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
@@ -252,6 +245,16 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     return finding
 
 
+def _lines(group: Sequence[_Unit], scale: float) -> Finding:
+    """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
+    matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
+    product, other = matrix.product, single.product
+    if not single.single or matrix.single or product.lengths is not None or product.values().dim() != 2:
+        return {}
+    line = other.place.line if other.place.file == product.place.file else other.place.short
+    return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}
+
+
 def _rule(positives: str, product: Product) -> str | None:
     """Return the ``--positives`` that these words say; those of a batched product are on each of its diagonals."""
     groups = math.prod(product.a.shape[:-2]) if product.kind == "matrix" else 1
@@ -261,4 +264,6 @@ def _rule(positives: str, product: Product) -> str | None:
 
 
 def _entries(positives: Tensor) -> str:
+    if not bool(positives.any()):
+        return "those of another product"
     return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"

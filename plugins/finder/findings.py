@@ -8,22 +8,23 @@ and gradient on the same tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
 from counterpoint.batch.ready_made import MASKED
 
+from ..host import world_size
 from .binary import judge_binary
 from .exponentials import judge_exponentials
 from .functions import Finding, function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import UNDERFLOW, at_scale, columns
+from .recognise import UNDERFLOW, at_scale, columns, differentiate
 from .told import told
 from .watch import Sink, Watch
 
-LABELED = ("cross entropy", "nll_loss")
 _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 
@@ -41,9 +42,8 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     except Exception as error:
         _note(watch, rest[0], error)
     _pair_directions(found)
-    _find_other_terms(labeled, found, root)
     for finding in found:
-        for name in ("_sink", "_logits", "_products"):
+        for name in ("_logits", "_products"):
             finding.pop(name, None)
     return found
 
@@ -67,19 +67,16 @@ def _judged_alone(watch: Watch, sinks: Sequence[Sink], judge_one: Callable[[Sink
 
 
 def _note(watch: Watch, sink: Sink, error: Exception) -> None:
-    watch.errors.append(f"{sink.kind} at {sink.place.short}: {type(error).__name__}: {error}")
+    watch.errors.append(f"{sink.kind} at {sink.place.short}: {type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 def _base(sink: Sink, products: Sequence[Product]) -> Finding:
-    first, shape, processes = sink.place, sink.x.shape, distributed.get_world_size() if _distributed() else 1
+    first, shape, processes = sink.place, sink.x.shape, world_size()
     lengths = {*shape, shape[0] // 2, shape[-1] // processes, *(len(x) for p in products for x in (p.a, p.b))} - {0, 1}
     return {
         "kind": sink.kind,
         "site": first.short,
-        "file": first.file,
-        "line": first.line,
-        "function": first.function,
-        "call": first.call,
+        **vars(first),
         "logits": list(sink.x.shape),
         "products": [
             {"site": p.place.short, "call": p.place.call, "a": list(p.a.shape), "b": list(p.b.shape)}
@@ -88,13 +85,8 @@ def _base(sink: Sink, products: Sequence[Product]) -> Finding:
         "processes": processes,
         "told": told([frame for frame, _ in sink.frames], lengths, sink.labels),
         "doubts": [],
-        "_sink": sink,
         "_products": products,
     }
-
-
-def _distributed() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
 
 
 def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
@@ -136,10 +128,8 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     if any(product.kind == "distance" for product in products):
         return {**finding, "form": "cross entropy of distances", "normalized": False}
     if "weight" in options or "label_smoothing" in options:
-        return {
-            **finding,
-            "form": "cross entropy with " + ("class weights" if "weight" in options else "label smoothing"),
-        }
+        extra = "class weights" if "weight" in options else "label smoothing"
+        return {**finding, "form": f"cross entropy with {extra}"}
     _compare_cross_entropy(finding, sink, x, labels)
     _find_margin(finding, sink)
     finding["replace"] = function_of(watch, sink, root, finding, [finding["form"]])
@@ -149,29 +139,22 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
 def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tensor) -> None:
     """Compare value and gradient with ours; labels are columns, or booleans where a row has several positives."""
     scale = float(finding["scale"])
-    y = x.clone().requires_grad_()
     targets = labels / labels.sum(1, keepdim=True) if labels.dtype == torch.bool else labels
-    with torch.enable_grad():
-        theirs = nn.functional.cross_entropy(
-            y, targets.to(y.dtype if targets.is_floating_point() else torch.long), reduction=finding["reduction"]
-        )
-        (wanted,) = torch.autograd.grad(theirs.sum(), y)
+    targets = targets.to(x.dtype if targets.is_floating_point() else torch.long)
+    reduction = finding["reduction"]
+    _, wanted = differentiate(lambda y: nn.functional.cross_entropy(y, targets, reduction=reduction).sum(), x)
+    loss_fn = at_scale(finding["form"], scale)
     try:
-        z = x.clone().requires_grad_()
-        with torch.enable_grad():
-            ours = at_scale(finding["form"], scale).from_logits(z, labels, scale=scale)
-            (got,) = torch.autograd.grad(ours, z)
+        value, got = differentiate(lambda y: loss_fn.from_logits(y, labels, scale=scale), x)
     except ValueError as error:
         finding["doubts"].append(f"our objective refuses these logits: {error}")
         return
     times = 1 if finding["reduction"] == "mean" else len(x)
     if sink.kind == "cross entropy":
-        value = sink.output.detach().double().sum()
-        finding["value_difference"] = relative(float(ours.detach()) * times, float(value))
+        finding["value_difference"] = relative(value * times, float(sink.output.detach().double().sum()))
     finding["gradient_difference"] = float((got * times - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
-    finding["ours"] = finding["gradient_difference"] < 1e-3 and finding.get("value_difference", 0) < tolerance_of(
-        sink.x
-    )
+    near = finding.get("value_difference", 0) < tolerance_of(sink.x)
+    finding["ours"] = near and finding["gradient_difference"] < 1e-3
 
 
 def _find_margin(finding: Finding, sink: Sink) -> None:
@@ -210,33 +193,10 @@ def _linear_part(sink: Sink, products: Sequence[Product]) -> Tensor | None:
     return found[0]
 
 
-def _find_other_terms(sinks: Sequence[Sink], found: Sequence[Finding], root: Tensor) -> None:
-    """Say of which products the loss has a gradient that does not come from the cross entropies."""
-    outputs = [sink.edge for sink in sinks if sink.edge is not None]
-    weights = gradients(root, outputs) if outputs else ()
-    edges = [edge for edge, weight in zip(outputs, weights, strict=True) if weight is not None]
-    weights = tuple(weight for weight in weights if weight is not None)
-    for finding in (each for each in found if each["ours"] and each["kind"] in LABELED):
-        tolerance = tolerance_of(finding["_sink"].x)
-        for product in finding["_products"]:
-            (whole,) = gradients(root, [product.edge])
-            (part,) = torch.autograd.grad(edges, product.edge, weights, retain_graph=True, allow_unused=True)
-            if whole is not None and part is not None:
-                rest = (whole.double() - part.double()).abs().max()
-                finding["other_terms"] = bool(rest > tolerance * part.double().abs().max()) or finding.get(
-                    "other_terms"
-                )
-
-
 def _pair_directions(found: list[Finding]) -> None:
     """Say of which loss another one is the other direction: the transposed logits."""
-    for i, one in enumerate(found):
-        for other in found[:i]:
-            x, y = one.get("_logits"), other.get("_logits")
-            if (
-                x is not None
-                and y is not None
-                and x.shape == y.mT.shape
-                and torch.allclose(x, y.mT, rtol=1e-3, atol=1e-4)
-            ):
-                one["other_direction"], other["other_direction"] = other["site"], one["site"]
+    for one, other in combinations(found, 2):
+        x, y = one.get("_logits"), other.get("_logits")
+        if x is None or y is None or x.shape != y.mT.shape or not torch.allclose(x, y.mT, rtol=1e-3, atol=1e-4):
+            continue
+        one["other_direction"], other["other_direction"] = other["site"], one["site"]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import functools
 import linecache
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
 from torch import Tensor, nn
 
-_TORCH, _PLUGINS = (f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+from ..sites import is_of_torch, is_own, short
 
 
 @dataclass(frozen=True)
@@ -28,16 +25,15 @@ class Place:
 
     @property
     def short(self) -> str:
-        path = Path(self.file)
-        inside = path.is_relative_to(Path.cwd())
-        return f"{path.relative_to(Path.cwd()) if inside else path}:{self.line}"
+        return f"{short(self.file)}:{self.line}"
 
 
 def frames() -> Iterator[FrameType]:
-    """The frames outside torch and this package's plugins, from the innermost outwards."""
+    """The frames outside torch and this library, from the innermost outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_code.co_filename.startswith((_TORCH, _PLUGINS, "<")):
+        file = frame.f_code.co_filename
+        if not (is_own(frame) or is_of_torch(file) or file.startswith("<")):
             yield frame
         frame = frame.f_back
 

@@ -8,12 +8,13 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from counterpoint.objective import Objective
 
+from ..call import call_of
 from .frames import embeddings, function_name, is_nested, labels
-from .recognise import at_scale
+from .recognise import at_scale, fit
 from .watch import Sink, Watch
 
 Finding = dict[str, Any]
@@ -61,40 +62,35 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
         edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
-        tried: list[Finding] = []
-        for spec in (*specs, *(_fitted(frame) if len(specs) > 2 else ())):
+        tried, normalized = list[Finding](), bool(finding["normalized"])
+        for spec in (*specs, *(fitted(frame) if len(specs) > 2 else ())):
             if tried and spec not in specs:
                 break
-            fitting = _arguments(
-                at_scale(spec, finding["scale"]),
-                tensors,
-                labels(passed),
-                outputs,
-                bool(finding["normalized"]),
-                tolerance_of(sink.x),
-                divided,
-            )
+            loss_fn = at_scale(spec, finding["scale"])
+            fitting = _arguments(loss_fn, tensors, labels(passed), outputs, normalized, tolerance_of(sink.x), divided)
             tried += [{**fitting, "form": spec}] if fitting else []
         if not tried:
             continue
         least = min(float(each["gradient_difference"]) for each in tried)
         best = next(each for each in tried if each["gradient_difference"] <= 30 * least)
-        whole = {"split", "groups", "transposed"}.isdisjoint(best["as"]) and not is_nested(frame.f_code)
+        whole = not is_nested(frame.f_code)
         given = [x for x in passed.values() for chosen in best["arguments"] if x is passed[chosen]]
         whole &= len(given) == len(best["arguments"])  # no other argument is the same tensor
         numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
-        near_scale = [n for n, x in numbers.items() if relative(x, finding["scale"]) < 1e-4]
-        best["scale"] = near_scale[0] if near_scale and finding["learned"] else None
+        for number, learned in (("scale", finding["learned"]), ("bias", finding.get("bias_learned"))):
+            near = [n for n, x in numbers.items() if learned and relative(x, finding[number]) < 1e-4]
+            best[number] = near[0] if near else None
         yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, **best}
         if whole and "anchors" not in best["as"]:
             return
 
 
-def _fitted(frame: FrameType) -> Iterator[str]:
+def fitted(frame: FrameType) -> Iterator[str]:
     """Yield objectives with the numbers that a function has, as arguments or in its object, as their parameters."""
     owners = (x for x in frame.f_locals.values() if hasattr(x, "__dict__") and not isinstance(x, ModuleType))
     values = [*frame.f_locals.values(), *(value for x in owners for value in vars(x).values())]
-    numbers = [*dict.fromkeys(float(x) for x in values if type(x) in (int, float) and 0 < x <= 10)][:8]
+    numbers = [float(x) for x in values if type(x) in (int, float) and 1e-3 <= x <= 10]  # smaller ones are epsilons
+    numbers = [*dict.fromkeys(numbers)][:8]
     priors = [x for x in numbers if x < 0.9]
     yield from (f"dcl:prior={prior:g}" for prior in priors)
     yield from (f"hcl:beta={beta:g},prior={prior:g}" for beta in numbers for prior in (*priors, 0.0))
@@ -131,111 +127,43 @@ def _arguments(
             gets = [name for name in host if name in chosen]
             if not gets:
                 continue
-            for options, call in _calls(loss_fn, chosen, classes, normalized):
+            for way in _ways(chosen, classes, normalized):
                 leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
-                views = [*leaves.values()]
-                stacked = count == 1 and views[0].dim() == 3  # (B, views, d)
-                views = [*views[0].unbind(1)] if stacked else views
+                values = leaves | {name: label.flatten().long() for name, label in classes.items()}
+                options = {key: values[name] if key in ("queue", "labels") else name for key, name in way.items()}
                 try:
+                    call = call_of([leaves[name] for name in chosen[:2]], options)
                     with torch.enable_grad():
-                        value = call(*views)
-                        grads = torch.autograd.grad(value, [leaves[name] for name in gets], allow_unused=True)
+                        grads = torch.autograd.grad(call.loss(loss_fn), [leaves[n] for n in gets], allow_unused=True)
                 except (ValueError, RuntimeError, TypeError):
                     continue
                 if any(g is None for g in grads):
                     continue
-                theirs = torch.cat([host[name].flatten() for name in gets])
-                ours = torch.cat([g.flatten() for g in grads])
-                weight = float((theirs * ours).sum() / (ours * ours).sum().clamp(min=1e-60))
-                error = float((theirs - weight * ours).abs().max() / theirs.abs().max())
+                theirs, ours = (torch.cat([g.flatten() for g in each]) for each in ([host[n] for n in gets], grads))
+                error, _ = fit(theirs.unsqueeze(0), ours.unsqueeze(0))
                 if error <= tolerance:
                     return {
                         "arguments": list(chosen),
-                        "as": {**options, **({"stacked": True} if stacked else {})},
+                        "as": {**way, **({"stacked": True} if "stacked" in call.options else {})},
                         "gradient_difference": error,
                     }
     return None
 
 
-def _calls(
-    loss_fn: Objective, chosen: Sequence[str], classes: dict[str, Tensor], normalized: bool
-) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Ways of calling our objective with these arguments: ``--as`` options, and the call."""
-    yield from _plain_calls(loss_fn, chosen, normalized)
-    for name, label in classes.items() if len(chosen) < 3 else ():
-        for normalize in [True, False] if normalized else [False]:
-            base: dict[str, Any] = {"labels": name, **({} if normalize else {"normalize": False})}
-            for pairing in ("views", "one_way", "symmetric")[: 1 if len(chosen) == 1 else 3]:
-                how = {"pairing": pairing, "labels": label.flatten().long(), "normalize": normalize}
-                yield {**base, "pairing": pairing}, lambda *z, how=how: loss_fn(*z, **how)
-
-
-def _plain_calls(loss_fn: Objective, chosen: Sequence[str], normalized: bool) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Ways of calling our objective without labels."""
-    for normalize in [True, False] if normalized else [False]:
-        base: dict[str, Any] = {} if normalize else {"normalize": False}
-        if len(chosen) == 1:
-            yield {**base, "pairing": "views"}, lambda *z, n=normalize: loss_fn(*z, pairing="views", normalize=n)
-            yield {**base, **_FIRST}, lambda *z, n=normalize: _of_first(loss_fn, *z, normalize=n)
-            for split in ("halves", "interleaved"):
-                yield (
-                    {**base, "pairing": "views", **({"cat": 2} if split == "halves" else {"split": split})},
-                    lambda *z, n=normalize, s=split: loss_fn(*_split(s, *z), pairing="views", normalize=n),
-                )
-        elif len(chosen) == 2:
-            for pairing in ("one_way", "symmetric", "views"):
-                yield (
-                    {**base, "pairing": pairing},
-                    lambda a, b, n=normalize, p=pairing: loss_fn(a, b, pairing=p, normalize=n),  # pyright: ignore
-                )
-            yield {**base, **_FIRST}, lambda a, b, n=normalize: _of_first(loss_fn, a, b, normalize=n)
-            yield {**base, "pairing": "one_way", "groups": True}, lambda a, b, n=normalize: _grouped(loss_fn, a, b, n)
-        else:
-            for flip in (False, True):
-                yield (
-                    {**base, "queue": chosen[2], **({"transposed": True} if flip else {})},
-                    lambda a, b, c, n=normalize, f=flip: loss_fn(a, b, queue=c.mT if f else c, normalize=n),
-                )
-            yield {**base, "keys": "shared"}, lambda *z, n=normalize: shared_keys(loss_fn, *z, normalize=n)
-
-
 _FIRST = {"pairing": "views", "anchors": "first"}
+_WAYS: dict[int, tuple[dict[str, Any], ...]] = {
+    1: ({"pairing": "views"}, _FIRST, {"pairing": "views", "cat": 2}),
+    2: ({"pairing": "one_way"}, {"pairing": "symmetric"}, {"pairing": "views"}, _FIRST),
+    3: ({},),
+}
+"""Options of ``--as`` by the number of arguments that are embeddings; the third one is a queue."""
 
 
-def _of_first(loss_fn: Objective, *views: Tensor, normalize: bool) -> Tensor:
-    if len(views) == 1:
-        raise ValueError("no views")
-    return loss_fn(*views, pairing="views", normalize=normalize, reduction="none")[: len(views[0])].mean()
-
-
-def _split(how: str, z: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
-    if others or z.dim() != 2 or len(z) % 2:
-        raise ValueError("no two halves")
-    return (z[: len(z) // 2], z[len(z) // 2 :]) if how == "halves" else (z[0::2], z[1::2])
-
-
-def shared_keys(loss_fn: Objective, a: Tensor, b: Tensor, keys: Tensor, *, normalize: bool, **options: Any) -> Tensor:
-    """Compute the loss of anchors ``a``, their positives ``b``, and ``keys`` that are negatives of all of them."""
-    return loss_fn.from_scores(*shared_scores(a, b, keys, normalize=normalize), **options)
-
-
-def shared_scores(a: Tensor, b: Tensor, keys: Tensor, *, normalize: bool) -> tuple[Tensor, Tensor]:
-    """Return the similarities of anchors with their positives, and with keys that are negatives of all of them."""
-    if keys.dim() != 2 or a.shape != b.shape:
-        raise ValueError(f"expected keys (K, d) and positives {tuple(a.shape)}, got {keys.shape} and {b.shape}.")
-    a, b, keys = (nn.functional.normalize(x, dim=-1) if normalize else x for x in (a, b, keys))
-    return (a * b).sum(-1), a @ keys.mT
-
-
-def copies(pos: Tensor, neg: Tensor, b: Tensor, keys: Tensor) -> Tensor:
-    """Return which scores of :func:`shared_scores` with keys are of an anchor's own positive."""
-    rows, columns_ = ((neg - pos.unsqueeze(1)).abs() <= 1e-2).nonzero().unbind(1)  # few, which are compared exactly
-    same = (b[rows] == keys[columns_]).all(1)
-    return torch.zeros_like(neg, dtype=torch.bool).index_put((rows[same], columns_[same]), same[same])
-
-
-def _grouped(loss_fn: Objective, a: Tensor, b: Tensor, normalize: bool) -> Tensor:
-    if a.dim() != 2 or b.dim() != 2 or len(b) % len(a) or len(a) == len(b):
-        raise ValueError("no groups")
-    groups = b.view(len(a), -1, b.shape[-1])
-    return loss_fn(a, groups[:, 0], negatives=groups[:, 1:], pairing="one_way", normalize=normalize)
+def _ways(chosen: Sequence[str], classes: Iterable[str], normalized: bool) -> Iterator[dict[str, Any]]:
+    """Yield options of ``--as`` for these arguments, and the names of those that are the queue or the labels."""
+    queue = {"queue": chosen[2]} if len(chosen) == 3 else {}
+    for label in ({}, *({"labels": name} for name in classes if not queue)):
+        for normalize in ({}, {"normalize": False}) if normalized else ({"normalize": False},):
+            for way in _WAYS[len(chosen)]:
+                if not label or way.keys() == {"pairing"}:
+                    yield {**label, **normalize, **way, **queue}

@@ -12,7 +12,7 @@ from counterpoint.batch.ready_made import MASKED
 
 from .functions import Finding, relative, tolerance_of
 from .products import Product
-from .watch import Sink, Watch
+from .watch import Sink, Watch, same_grad
 
 
 def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | None:
@@ -20,7 +20,7 @@ def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | No
 
     With ``biased``, measure what was added to them, too.
     """
-    with torch._C.DisableTorchFunction():
+    with torch._C.DisableTorchFunction(), same_grad(watch.retained):
         walk = watch.walk(logits)
         products = [p for p in walk.products if not watch.is_head(p)]
         finding: Finding = {"doubts": ["they are distances"] * any(p.kind == "distance" for p in products)}

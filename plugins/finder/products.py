@@ -36,10 +36,11 @@ class Product:
     b: Tensor
     edge: GradientEdge
     place: Place
+    frames: tuple[FrameType, ...]  # of the call, from the innermost outwards; kept for rows only
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
+    factor: float = 1.0  # of ``again``
     lengths: Tensor | None = None  # what it was divided by later, to be cosines
-    frames: tuple[FrameType, ...] = ()  # of the call, from the innermost outwards; kept for rows only
 
     def values(self) -> Tensor:
         """Compute the similarities again, in float64."""
@@ -48,7 +49,7 @@ class Product:
 
 
 def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[Node, Any]) -> Any:
-    """Return ``a, b, kind, again, cosine`` of a product, or None if it is not one of embeddings."""
+    """Return ``a, b, kind, again, cosine`` of a product, and its factor; None if it is not one of embeddings."""
     if name == "sum":
         return _sum(elementwise, *args, **kwargs)
     if name == "einsum":
@@ -87,7 +88,7 @@ def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **k
         return None
     if any(not each.requires_grad and bool(((each == 0) | (each == 1)).all()) for each in pair):
         return None  # a mask selects entries
-    return *pair, _broadcast_kind(*pair), lambda a, b: factor * (a * b).sum(-1), False
+    return *pair, _broadcast_kind(*pair), lambda a, b: factor * (a * b).sum(-1), False, factor
 
 
 def _number(node: Node) -> float | None:

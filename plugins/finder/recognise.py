@@ -7,6 +7,8 @@ it is, is decided by comparing the gradient with those of known losses.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -94,41 +96,70 @@ def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tens
 def _best(
     x: Tensor, gradient: Tensor, positives: Tensor, used: Tensor, rows: Tensor, way: str, tolerance: float
 ) -> Form | None:
-    pos, inside = positives[rows], used[rows]
-    forms: list[Form] = []
-    for name in OURS if bool((pos.sum(1) > 1).any()) else SINGLE:
-        y = x.masked_fill(~inside, -torch.inf).requires_grad_()
-        with torch.enable_grad():
-            value = OURS[name].from_logits(y, pos)
-            (expected,) = torch.autograd.grad(value, y)
-        forms.append(Form(name, way, positives, used, float(value.detach()), *_fit(gradient, expected), []))
-    return _choose(forms, tolerance)
+    pos, y = positives[rows], x.masked_fill(~used[rows], -torch.inf)
+    names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
+    losses = {name: lambda y, of=OURS[name]: of.from_logits(y, pos) for name in names}
+    return _choose(losses, y, gradient, (way, positives, used), tolerance)
 
 
 def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
-    n = len(x)
-    diagonal = torch.eye(n, dtype=torch.bool, device=x.device)
-    forms = []
-    for name in SINGLE:
-        y = x.clone().requires_grad_()
-        with torch.enable_grad():
-            value = (OURS[name].from_logits(y, diagonal) + OURS[name].from_logits(y.T, diagonal)) / 2
-            (expected,) = torch.autograd.grad(value, y)
-        used, fit = torch.ones_like(diagonal), _fit(gradient, expected)
-        forms.append(Form(name, "both", diagonal, used, float(value.detach()), *fit, []))
-    return _choose(forms, tolerance)
+    at = torch.eye(len(x), dtype=torch.bool, device=x.device)
+    losses = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in SINGLE}
+    return _choose(losses, x, gradient, ("both", at, torch.ones_like(at)), tolerance)
 
 
-def _fit(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
+def of_scores(
+    specs: Iterable[str], positives: Sequence[Tensor], others: Sequence[Tensor], scale: float, tolerance: float
+) -> Form | None:
+    """Return which of the objectives has these gradients, of positives and negatives that are apart.
+
+    Args:
+        specs: the objectives.
+        positives: similarities, one for each anchor or for each sample, and the gradient of the loss.
+        others: ``(anchors, keys)`` similarities, and the gradient of the loss.
+        scale, tolerance: see :func:`recognise`.
+    """
+    n, used = positives[0].numel(), others[1] != 0
+    if not bool(used.any(1).all()):
+        return None
+
+    def loss(x: Tensor, of: Objective) -> Tensor:
+        return of.from_scores(x[0, :n].repeat(len(used) // n), x[0, n:].view_as(used), used)
+
+    losses = {name: functools.partial(loss, of=at_scale(name, scale)) for name in specs}
+    x, gradient = (torch.cat([p.view(1, -1), s.view(1, -1)], 1) for p, s in zip(positives, others, strict=True))
+    return _choose(losses, x, gradient, ("rows", torch.zeros_like(used), used), tolerance)
+
+
+def differentiate(loss: Callable[[Tensor], Tensor], x: Tensor) -> tuple[float, Tensor]:
+    """Return a loss of ``x``, and its gradient."""
+    leaf = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        value = loss(leaf)
+        return float(value.detach()), torch.autograd.grad(value, leaf)[0]
+
+
+def fit(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
     """Return the largest error with one factor between two gradients, and with a factor for each row."""
-    weight = float((gradient * expected).sum() / (expected * expected).sum())
+    weight = float((gradient * expected).sum() / (expected * expected).sum().clamp(min=1e-60))
     rows = (gradient * expected).sum(1, keepdim=True) / (expected * expected).sum(1, keepdim=True).clamp(min=1e-60)
     largest = gradient.abs().max()
     error, by_row = (float((gradient - w * expected).abs().max() / largest) for w in (weight, rows))
     return error, by_row
 
 
-def _choose(forms: list[Form], tolerance: float) -> Form | None:
+def _choose(
+    losses: Mapping[str, Callable[..., Tensor]],
+    x: Tensor,
+    gradient: Tensor,
+    how: tuple[str, Tensor, Tensor],
+    tolerance: float,
+) -> Form | None:
+    """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries."""
+    forms = []
+    for name, loss in losses.items():
+        value, expected = differentiate(loss, x)
+        forms.append(Form(name, *how, value, *fit(gradient, expected), []))
     close = (form for form in forms if form.error <= tolerance or (form.by_row <= tolerance and form.error <= UNEVEN))
     fitting = sorted(close, key=lambda form: form.error)
     if not fitting:

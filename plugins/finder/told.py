@@ -38,7 +38,9 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _about(x: Any, lengths: Collection[int]) -> dict[str, Any] | None:
-    if not isinstance(x, (Tensor, list, tuple)) or (isinstance(x, Tensor) and x.dim() == 0) or len(x) not in lengths:
+    if isinstance(x, Tensor) and (x.dim() == 0 or x.layout != torch.strided):
+        return None
+    if not isinstance(x, (Tensor, list, tuple)) or len(x) not in lengths:
         return None
     kind, distinct = "duplicates", 0
     if isinstance(x, Tensor):

@@ -9,8 +9,10 @@ logits do not lead to a product of embeddings. ``backward`` is where a step ends
 
 from __future__ import annotations
 
+import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from types import FrameType
@@ -109,6 +111,7 @@ class Watch(TorchFunctionMode):
         self.scalars: list[Tensor] = []  # numbers computed behind a sink
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
+        self.retained: list[Tensor] = []  # by retain_grad()
         self.survey: dict[tuple[str, str], int] = {}
         self.errors: list[str] = []  # of sinks that could not be judged
         self.backwards = 0
@@ -136,11 +139,11 @@ class Watch(TorchFunctionMode):
     def _watched_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         self.backwards += 1
-        with torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction(), same_grad(self.retained):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
-        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs)
+        stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.retained)
         for store in (*stores, self.passed):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
@@ -149,6 +152,8 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         watched = torch.is_grad_enabled() and not self.products_only
+        if name == "retain_grad":
+            self.retained.append(args[0])
         if watched:
             self._keep_arguments()
         known = name in SINKS and watched
@@ -188,11 +193,11 @@ class Watch(TorchFunctionMode):
         found = operands(name, func, args, kwargs, self.elementwise)
         if found is None:
             return
-        a, b, kind, again, cosine = found
+        a, b, kind, *how = found
         edge, stack = get_gradient_edge(out), frames()
         first = next(stack)
         outer = (first, *islice(stack, 7)) if kind == "rows" else ()
-        self.products[edge.node] = Product(kind, a, b, edge, place(first), again, cosine, frames=outer)
+        self.products[edge.node] = Product(kind, a, b, edge, place(first), outer, *how)
 
     # ---- sinks ---------------------------------------------------------------------------------
 
@@ -215,19 +220,8 @@ class Watch(TorchFunctionMode):
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
         sink.edge = get_gradient_edge(out)
         if name in ("cross_entropy", "nll_loss"):
-            names = (
-                "input",
-                "target",
-                "weight",
-                "size_average",
-                "ignore_index",
-                "reduce",
-                "reduction",
-                "label_smoothing",
-            )
-            options = {**dict(zip(names, args, strict=False)), **kwargs}
-            sink.labels = options.pop("target")
-            options.pop("input", None)
+            options = inspect.signature(func).bind(*args, **kwargs).arguments
+            sink.labels, _ = options.pop("target"), options.pop("input")
             sink.options = options
         if name in ("nll_loss", "log") and kind != "binary logits":
             sink.x, file = self._softmax_input(x)
@@ -263,14 +257,18 @@ class Watch(TorchFunctionMode):
                 yield product
 
     def is_head(self, product: Product) -> bool:
-        """Whether the columns are parameters, as in a layer that classifies, and the rows are not."""
+        """Whether the columns are parameters, as in a layer that classifies, and not a table with positives, too."""
 
         def only_parameters(x: Tensor) -> bool:
             found = self.walk(x)
             inner = (operand for p in found.products for operand in (p.a, p.b))
             return bool(found.parameters) and not found.data and all(map(only_parameters, inner))
 
-        return only_parameters(product.b) and not only_parameters(product.a)
+        if not only_parameters(product.b) or only_parameters(product.a):
+            return False
+        pairs = (x for p in self.products.values() if p.kind == "rows" for x in (p.a, p.b))
+        table = {id(x) for x in self.walk(product.b).parameters}
+        return not any(table & {id(x) for x in self.walk(pair).parameters} for pair in pairs)
 
     def _softmax_input(self, x: Tensor) -> tuple[Tensor, str]:
         todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
@@ -315,6 +313,17 @@ class Watch(TorchFunctionMode):
             else:
                 found.data = True
         return found
+
+
+@contextmanager
+def same_grad(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Leave ``.grad`` of these tensors as it is, though what is computed from them is differentiated meanwhile."""
+    before = [x.grad for x in tensors]
+    try:
+        yield
+    finally:
+        for x, grad in zip(tensors, before, strict=True):
+            x.grad = grad
 
 
 def _name(node: Node) -> str:

@@ -1,12 +1,12 @@
-"""Describe the findings: in words, as commands, and as the line to write by hand."""
+"""Describe the findings: in words and as commands."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from ..sites import short
 from .functions import Finding
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
@@ -32,8 +32,8 @@ def commands_of(losses: Sequence[Finding], objective: str | None) -> list[tuple[
         at_site = bool(loss["scale_variable"]) if loss["learned"] else not _changes(loss)
         if not labeled and call and call["whole"] and known:
             functions.setdefault(_function_text(call), []).append(loss)
-        elif at_site and (labeled or loss.get("columns")):
-            way = None if labeled else (loss["columns"], *_way(loss))
+        elif at_site and (labeled or loss.get("columns") or loss.get("product")):
+            way = None if labeled else (loss.get("columns"), *_way(loss))
             sites.setdefault((str(loss["form"]), bool(loss.get("product")), way), []).append(loss)
     plain = sites.pop(("infonce", False, None), [])  # calls that have labels go with others that need --positives
     if plain:
@@ -66,17 +66,16 @@ def _site_words(group: Sequence[Finding]) -> list[str]:
     words = [word for site in sites for word in ("--product" if product else "--site", site)]
     if first.get("columns"):
         words += ["--positives", first["columns"], *_way(first)]
-        if product or str(first["form"]) not in ("infonce", "siglip"):
-            words += ["--own", spec_of(str(first["form"]), first, "" if product or not first["learned"] else "host")]
+    if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
+        words += ["--own", spec_of(str(first["form"]), first, "" if product or not first["learned"] else "host")]
     return words
 
 
 def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
     first = group[-1]
     if first.get("product"):
-        scale = first["product_scale"]
-        words = [] if abs(scale - 1) < 1e-4 else ["--scale", f"{scale:.6g}"]
-        return [*words, *objective_of(objective, first)]
+        scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
+        return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:
         return ["--objective", objective] if objective else _objective(first, "host")
     if "bias" in first:  # a scale and a bias are measured together
@@ -117,18 +116,13 @@ def _function_text(replace: Finding) -> str:
     named = {**{key: replace["as"].get(key) for key in NAMED}, "scale": replace["scale"], "bias": replace.get("bias")}
     words = [name for name in replace["arguments"] if name != named["queue"]]
     words += [f"{key}={name}" for key, name in named.items() if name]
-    return f"{_short(replace['file'])}:{replace['function']}({', '.join(words)})"
-
-
-def _short(file: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+    return f"{short(replace['file'])}:{replace['function']}({', '.join(words)})"
 
 
 # ---- words -----------------------------------------------------------------------------------------
 
 
-def in_words(data: Finding, objective: str | None) -> list[str]:
+def in_words(data: Finding) -> list[str]:
     losses = data["losses"]
     known = [loss for loss in losses if loss["form"]]
     steps = f"{data['backwards']} calls of backward()"
@@ -136,7 +130,7 @@ def in_words(data: Finding, objective: str | None) -> list[str]:
     if data["hosts"]:
         lines.append(f"  known host: {', '.join(data['hosts'])}")
     for loss in losses:
-        lines += ["", *(_loss_words(loss, objective) if loss["form"] else _unknown_words(loss))]
+        lines += ["", *(_loss_words(loss) if loss["form"] else _unknown_words(loss))]
     told = [("told", "{kind}={path}: {length} values, {distinct} distinct".format_map(each)) for each in data["told"]]
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
@@ -153,7 +147,7 @@ def in_words(data: Finding, objective: str | None) -> list[str]:
     return lines
 
 
-def _loss_words(loss: Finding, objective: str | None) -> list[str]:
+def _loss_words(loss: Finding) -> list[str]:
     times = loss["calls"] / max(loss["steps"], 1)
     calls = f"{times:g} call{'s' * (times != 1)} a step"
     rows: list[tuple[str, str]] = [(loss["kind"], f"{loss['site']} in {loss['function']}: {loss['call']}, {calls}")]
@@ -185,17 +179,11 @@ def _loss_words(loss: Finding, objective: str | None) -> list[str]:
     ]
     if compared and (loss["ours"] or str(loss["form"]).startswith("infonce")):
         verdict = "equals" if loss["ours"] else "is not"
-        rows.append(
-            (
-                "compared",
-                f"{spec_of(str(loss['form']), loss)} {verdict} it, relative differences: {', '.join(compared)}",
-            )
-        )
-    if loss.get("other_terms"):
-        rows.append(("also", "the script's loss has another term of these similarities; it stays as it is"))
+        spec = spec_of(str(loss["form"]), loss)
+        rows.append(("compared", f"{spec} {verdict} it, relative differences: {', '.join(compared)}"))
     rows += [("doubt", doubt) for doubt in loss["doubts"]]
     if loss["ours"] and not loss.get("command"):
-        rows.append(("by hand", _by_hand(loss, objective)))
+        rows.append(("by hand", _by_hand(loss)))
     return _table(rows)
 
 
@@ -243,37 +231,14 @@ def _form_words(loss: Finding) -> str:
     return ", ".join([TITLES[name], *extra])
 
 
-def _by_hand(loss: Finding, objective: str | None) -> str:
-    """Return the line to write by hand if no command can be printed."""
-    replace = loss.get("replace")
-    if loss["learned"] or _changes(loss):
-        what = "is learned" if loss["learned"] else "changes"
-        site = f"--site {loss['site']} --scale NAME"
-        return (
-            f"its scale {what}: `counterpoint inject logits {site}`, with the name that it has there"
-            if loss.get("site_has_labels") or loss.get("columns")
-            else f"its scale {what}: write it as F.cross_entropy of logits, then --site replaces it"
-        )
-    if replace is None or loss["doubts"]:
-        return "put the loss into a function of its embeddings, loss(a, b): auto then finds a command for it"
-    chosen, options = replace["arguments"], dict(replace["as"])
-    if options.pop("split", None):
-        chosen = [f"{chosen[0]}[0::2]", f"{chosen[0]}[1::2]"]
-    elif count := options.pop("cat", None):
-        chosen = [f"*{chosen[0]}.chunk({count})"]
-    if options.pop("groups", None):
-        a, b = chosen
-        groups = f"{b}.view(len({a}), -1, {b}.shape[-1])"
-        chosen = [a, f"{groups}[:, 0]", f"negatives={groups}[:, 1:]"]
-    if "queue" in options:
-        chosen = [*chosen[:2], f"queue={options.pop('queue')}{'.T' if options.pop('transposed', False) else ''}"]
-    labels = [f"labels={options.pop('labels')}"] if "labels" in options else []
-    first = ""
-    if options.pop("anchors", None):
-        options["reduction"], first = "none", f"[: len({replace['arguments'][0]})].mean()"
-    words = [*chosen, *labels, *(f"{k}={v!r}" for k, v in options.items())]
-    spec = objective_of(objective, loss)[1]
-    return f"in {replace['function']}: counterpoint.objective({spec!r})({', '.join(words)}){first}, times its weight"
+def _by_hand(loss: Finding) -> str:
+    """What to write, where there is no command."""
+    if not loss["learned"] and not _changes(loss):
+        return "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
+    how = "write it as F.cross_entropy of logits, then --site replaces it"
+    if loss.get("site_has_labels") or loss.get("columns"):
+        how = f"`counterpoint inject logits --site {loss['site']} --scale NAME`, with the name that it has there"
+    return f"its scale {'is learned' if loss['learned'] else 'changes'}: {how}"
 
 
 def _unknown_words(loss: Finding) -> list[str]:

@@ -98,7 +98,7 @@ def triplets(a, b, c):
 """,
         "infonce",
         20,
-        "--as keys=shared --own infonce:t=0.05",
+        "--own infonce:t=0.05",
     ),
     "positives that are not among the logits": (
         """
@@ -112,7 +112,7 @@ def triplets(a, b, c):
 """,
         "infonce:denominator=negatives",
         10,
-        "--as normalize=false,keys=shared",
+        "--own infonce:t=0.1,denominator=negatives",
     ),
     "positives in a zigzag of a batch of logits": (
         """

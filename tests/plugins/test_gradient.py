@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -127,6 +128,105 @@ def test_gradients_equal_those_by_hand(loss, scaled):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert (seam.calls, seam.proofs) == (1, 1)
     assert seam.worst < 1e-12
+
+
+def nodes(q, k, more=0.0):
+    """Anchors are some of the samples, keys all of them; each positive is computed apart, and again with the keys."""
+    at = torch.arange(2, B, 5)
+    positives = torch.sum(q[at] * k[at], dim=-1)
+    s = q[at] @ k.T
+    loss = -torch.log(torch.exp(positives / 0.2) / (torch.exp(s / 0.2).sum(-1) + 1e-30))
+    return (loss + more * positives).mean()
+
+
+def debiased(q, k):
+    """The loss of chingyaoc/DCL, whose mask leaves the positives out of the keys."""
+    z = torch.cat([q, k])
+    s = torch.mm(z, z.t()).mul_(2).exp_()
+    s = s.masked_select(~torch.eye(len(q), dtype=torch.bool).repeat(2, 2)).view(len(z), -1)
+    positives = F.cosine_similarity(q, k)
+    pos = torch.exp(positives / 0.5).repeat(2)
+    g = (s.sum(1) - 0.1 * s.shape[1] * pos) / 0.9
+    return -torch.log(pos / (pos + g.clamp(min=s.shape[1] * math.exp(-2)))).mean()
+
+
+PAIRS = {nodes: ("s = q[at] @ k.T", "infonce:t=0.2"), debiased: ("s = torch.mm(z, z.t())", "dcl:t=0.5,prior=0.1")}
+
+
+def hcl_of_nodes(q, k):
+    at = torch.arange(2, B, 5)
+    return cp.objective(HCL).from_logits(q[at] @ k.T, at)
+
+
+@pytest.mark.parametrize(("loss", "truth"), [(nodes, hcl_of_nodes), (debiased, lambda q, k: hcl(q, k, "views"))])
+def test_positives_of_a_product_of_their_own(loss, truth):
+    line, own = PAIRS[loss]
+    lines = f"test_gradient.py:{line_of(loss, line)},{line_of(loss, 'positives = ')}"
+    found, seam = run(loss, HCL, {"product": [lines], "own": own}, scaled=65536.0)
+    expected, _ = run(truth, HCL, {})
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert (seam.calls, seam.proofs) == (1, 1)
+    assert seam.worst < 1e-12
+
+
+def test_a_product_of_positives_is_proved_and_replaced_in_backward_alone():
+    line, own = PAIRS[nodes]
+    lines = f"test_gradient.py:{line_of(nodes, line)},{line_of(nodes, 'positives = ')}"
+    with pytest.raises(DifferenceError, match="is not that of infonce:t=0\\.1"):
+        run(nodes, HCL, {"product": [lines], "own": "infonce:t=0.1"})
+    with pytest.raises(DifferenceError, match="is not that of infonce:t=0\\.2"):  # one weight for both
+        run(lambda q, k: nodes(q, k, 0.01), HCL, {"product": [lines], "own": own})
+    with pytest.raises(SeamError, match="ids cannot be told"):
+        run(nodes, f"{HCL}; ids=at", {"product": [lines], "own": own})
+    assert run(nodes, f"{HCL}; margin=0.2", {"product": [lines], "own": own})[1].proofs == 1
+    with pytest.raises(SeamError, match="has no positive for each of its 5 rows"):
+        run(nodes, HCL, {"product": [f"test_gradient.py:{line_of(nodes, line)},1"], "own": own})
+    with pytest.raises(SeamError, match="expected no --positives"):
+        run(nodes, HCL, {"product": [lines], "own": own, "positives": "diagonal"})
+    seam = Seam(HCL, options={"product": [lines], "own": own})
+    before(seam)
+    q = torch.randn(B, WIDTH, requires_grad=True)
+    try:
+        with pytest.raises(SeamError, match="differentiated by something else than backward"):
+            torch.autograd.grad(nodes(q, q.detach()), q)
+    finally:
+        seam.end()
+
+
+def retaining(kept):
+    def loss(q, k):
+        s = q @ k.T
+        positives = (q * k).sum(1)
+        x = s / 0.1
+        kept.update(s=s, x=x)
+        for tensor in kept.values():
+            tensor.retain_grad()
+        if "pairs" in kept:
+            return (torch.log(torch.exp(x).sum(1)) - positives / 0.1).mean()
+        return F.cross_entropy(x, torch.arange(B))
+
+    return loss
+
+
+@pytest.mark.parametrize("how", ["measured", "pairs"])
+def test_retain_grad_keeps_the_gradient_that_arrives(how):
+    """Though the scale is measured, and the products are proved, by differentiating the same graph."""
+    kept = {"pairs": torch.ones(1, requires_grad=True) * 1} if how == "pairs" else {}
+    loss = retaining(kept)
+    lines = [line_of(loss, text) for text in ("s = q @ k.T", "positives = ", "return F.cross_entropy")]
+    options = {"site": [f"test_gradient.py:{lines[2]}"]}
+    if how == "pairs":
+        options = {"product": [f"test_gradient.py:{lines[0]},{lines[1]}"], "own": "infonce:t=0.1"}
+    _, seam = run(loss, HCL, options)
+    assert seam.proofs == 1
+    found, x = kept["x"], kept["x"].detach().requires_grad_()
+    cp.objective(HCL).from_logits(x, torch.arange(B), scale=10.0).backward()
+    if how == "measured":
+        torch.testing.assert_close(found.grad, x.grad / 4, rtol=1e-10, atol=1e-14)
+    else:  # the host's own arrives behind the product, where it is replaced
+        torch.testing.assert_close(found.grad, found.detach().softmax(1) / B / 4, rtol=1e-10, atol=1e-14)
+        negatives = ~torch.eye(B, dtype=torch.bool)
+        torch.testing.assert_close(kept["s"].grad, negatives * x.grad * 10 / 4, rtol=1e-10, atol=1e-14)
 
 
 def clip(scale):
@@ -454,7 +554,7 @@ def launch(tmp_path, monkeypatch, capsys):
     return start
 
 
-PRINTS = "        optimizer.step()\n        print(repr(float(net.layer.weight.double().sum())))"
+PRINTS = "        optimizer.step()\n        print(repr(sum(float(p.double().sum()) for p in net.parameters())))"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 import counterpoint as cp
 from counterpoint.plugins.embeddings import Call, Embeddings
-from counterpoint.plugins.function import _Replaced
 from counterpoint.plugins.gradient import CROSS_ENTROPY, Logits
 from counterpoint.plugins.host import DifferenceError, Seam
 
@@ -76,28 +75,3 @@ def test_cross_entropy_is_compared_with_its_gradient_and_other_forms_with_that_o
     for given, targets in ((x, labels), (masked, labels), (x, some)):
         fast, slow = (gradient(own, given, targets) for own in (CROSS_ENTROPY, f"infonce:t={1 / 3!r}"))
         torch.testing.assert_close(fast, slow)
-
-
-@pytest.mark.parametrize("copied", [True, False])
-def test_a_positive_among_the_keys_of_all_anchors_is_no_negative_of_the_objective(copied):
-    torch.manual_seed(0)
-    a, b = (torch.randn(B, 8, dtype=torch.double).requires_grad_() for _ in range(2))
-    keys = torch.cat([b.detach(), torch.randn(5, 8, dtype=torch.double)]) if copied else torch.randn(9, 8).double()
-    replaced = _Replaced.parse("losses.py:loss(a, b, keys)", "keys=shared")
-    own = "infonce:t=0.1,denominator=negatives"
-    call = Embeddings(
-        Seam("infonce:t=0.1,denominator=with_positive"),
-        "loss",
-        own,
-        lambda a, b: replaced.call({"a": a, "b": b, "keys": keys}),
-    )
-    p, q, k = (F.normalize(x, dim=1) for x in (*call(a, b), keys))
-    host = ((p @ k.T / 0.1).logsumexp(1) - (p * q).sum(1) / 0.1).sum()
-    host.backward()
-    p, q = F.normalize(a, dim=1), F.normalize(b, dim=1)
-    scores = torch.cat([(p * q).sum(1, keepdim=True), p @ (k[B:] if copied else k).T], 1)
-    if copied:
-        others = (p @ q.detach().T).masked_fill(torch.eye(B, dtype=torch.bool), -torch.inf)
-        scores = torch.cat([scores, others], 1)
-    expected = torch.autograd.grad(F.cross_entropy(scores / 0.1, torch.zeros(B).long(), reduction="sum"), [a, b])
-    torch.testing.assert_close([a.grad, b.grad], [*expected])

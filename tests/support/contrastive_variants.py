@@ -132,17 +132,32 @@ def loss(a, b):
     ),
     "keys_of_a_table": (
         """
-table = nn.Parameter(torch.randn(3 * N, 5))
+table = net.table = nn.Parameter(torch.randn(3 * N, 5))
 spread = torch.rand(3 * N, 3 * N) / N
 
 
 def loss(a, b):
     users, smooth, at = norm(table + spread.T @ table), norm(spread @ table), torch.randperm(3 * N)[:N]
     every = torch.log(torch.exp(smooth[at] @ users.T / 0.2).sum(1) + 1e-8)
-    return (every - torch.clamp((smooth[at] * users[at]).sum(1) / 0.2, -5.0, 5.0)).mean() + 0 * a.sum()
+    return (every - torch.clamp((smooth[at] * users[at] / 0.2).sum(1), -5.0, 5.0)).mean() + 0 * a.sum()
 """,
         IN,
         5,
+        True,
+    ),
+    "debiased_with_a_mask": (
+        """
+def loss(*views):
+    (a, b), t, prior = map(norm, views), 0.5, 0.1
+    z = torch.cat([a, b])
+    mask = ~torch.eye(N, dtype=torch.bool).repeat(2, 2)
+    neg = torch.exp(z @ z.T / t).masked_select(mask).view(2 * N, -1)
+    pos = torch.exp((a * b).sum(-1) / t).repeat(2)
+    others = (neg.sum(1) - prior * (2 * N - 2) * pos) / (1 - prior)
+    return -torch.log(pos / (pos + others.clamp(min=(2 * N - 2) * 2.718281828459045 ** (-1 / t)))).mean()
+""",
+        "dcl:prior=0.1",
+        2,
         True,
     ),
     "cosine_similarity_along_another_dimension": (

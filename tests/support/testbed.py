@@ -27,6 +27,7 @@ from typing import Any
 
 import bed_graphs
 import bed_images
+import bed_last
 import bed_signals
 import bed_texts
 import bed_wild
@@ -35,7 +36,7 @@ from bed import IN, OUT, PRELUDE, Member
 from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
-PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild)
+PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 

@@ -288,6 +288,7 @@ def test_what_is_tuned_on_is_not_reported_and_the_reverse(tmp_path, monkeypatch)
 def test_the_official_protocol_takes_the_last_epoch_and_says_what_choosing_would_add(tmp_path):
     cell = training.cell("demo", "hcl", 0, **{**SHORT, "epochs": 21, "protocol": "official", "probe": "knn"})
     (run,) = run_grid(training.train, [cell], tmp_path, progress=False)
+    assert all(0 < line["report/effective_negatives"] <= line["report/negatives"] for line in run.metrics())
     looks = {line["step"]: line["accuracy"] for line in run.metrics() if "accuracy" in line}
     assert set(looks) == {10, 20, 21}
     assert run.result == {"accuracy": looks[21], "best look": max(looks.values())}

@@ -1,0 +1,81 @@
+"""The call of an objective with a host's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from counterpoint.batch.options import Keys
+from counterpoint.objective import Objective
+from counterpoint.values import at_scale
+from counterpoint.vectors import unit, widen
+
+from .host import SeamError, loss_of
+
+
+@dataclass
+class Call:
+    """A call of an objective.
+
+    Attributes:
+        args: the embeddings of the views, or the arguments of another method.
+        options: further arguments.
+        method: ``forward``, ``from_logits`` or ``from_pairings``.
+        scale, bias: the host's, which ``t=host`` and ``b=host`` stand for.
+        first: of all anchors, only the samples of the first view count.
+    """
+
+    args: Sequence[Any]
+    options: dict[str, Any] = field(default_factory=dict)
+    method: str = "forward"
+    scale: Any = None
+    bias: Any = None
+    first: bool = False
+
+    def loss(self, loss_fn: Objective) -> Tensor:
+        with at_scale(self.scale, self.bias):
+            if self.first:
+                return loss_of(loss_fn, *self.args, reduction="none", **self.options)[: len(self.args[0])].mean()
+            return loss_of(loss_fn, *self.args, call=self.method, **self.options)
+
+    def report(self, loss_fn: Objective) -> dict[str, float]:
+        with at_scale(self.scale, self.bias):
+            return loss_fn.report(*self.args, call=self.method, **self.options)
+
+    def take_guide(self, by_guide: Call) -> None:
+        """Let the embeddings of another call judge which keys of this one are negatives."""
+        if self.method != "forward" or self.options.get("queue") is not None:
+            raise SeamError("guide: an encoder cannot guide a loss with keys of earlier steps, not embedded again")
+        self.options["guide"] = by_guide.args[0] if self.options.get("stacked") else [*by_guide.args]
+        if isinstance(keys := self.options.get("negatives"), Keys):
+            self.options["negatives"] = keys._replace(guide=by_guide.options["negatives"].embeddings)
+
+    def largest_logit(self, own: Objective) -> float:
+        """Return the host's largest logit, where its embeddings are compared with each other."""
+        z = [widen(x) for x in self.args if isinstance(x, Tensor) and x.dim() == 2]
+        z = z if self.options.get("normalize") is False else [unit(x) for x in z]
+        largest = float((z[0] @ z[-1].mT).abs().max()) if self.method == "forward" and z else 1.0
+        temperature = getattr(own, "temperature", 1.0)
+        return largest / temperature if isinstance(temperature, float) else largest * float(self.scale or 1)
+
+
+def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
+    """Return the call of an objective for embeddings.
+
+    Args:
+        views: the embeddings.
+        options: those of ``--as``, and further arguments of an objective, ``scale`` and ``bias``.
+    """
+    options = dict(options)
+    cat, first = options.pop("cat", 1), options.pop("anchors", "all") == "first"
+    scale, bias = options.pop("scale", None), options.pop("bias", None)
+    for view in views:
+        if len(view) % cat:
+            raise SeamError(f"--as cat={cat}: expected a multiple of {cat} rows, got {len(view)}")
+    parts = views if cat == 1 else [part for view in views for part in view.chunk(cat)]
+    if len(parts) == 1 and parts[0].dim() == 3:
+        options["stacked"] = True
+    return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first)

@@ -1,0 +1,217 @@
+"""Products of embeddings that get another gradient, for losses whose logits no call takes as a whole.
+
+A script may also take the positives from a product of their own: ``exp((a * b).sum(1) / t)`` beside
+``exp(a @ b.T / t)``. The two gradients are then proved, and replaced, together: before ``backward`` runs, the part of
+the graph between the loss and the products is differentiated by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from counterpoint.treatment import Treatment
+
+from .calls import OWNERS, Calls, positives_of, put, uses_scale
+from .embeddings import Call, Embeddings
+from .finder.products import PRODUCTS
+from .finder.watch import same_grad
+from .gradient import ROUNDING, Logits, Once, own_loss, precision_of
+from .host import OWN_LOSS, SeamError, objective_of
+from .scales import as_number
+from .sites import Site, caller, is_own, names_at, place
+
+_MATRICES = PRODUCTS - {"sum", "mul", "__mul__", "__rmul__", "multiply", "cdist"}
+
+
+def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> None:
+    """Replace the gradient of products of embeddings at the sites.
+
+    Args:
+        calls: those from the sites.
+        apart: where the positives of a site are, if they are not in its product.
+    """
+    seam, own, option = calls.seam, calls.seam.options.get("own"), calls.seam.options.get("scale")
+    if own is None:
+        raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
+    scales = [as_number(text) or 0.0 for text in (option or "1").split(",")]
+    if 0.0 in scales or len(scales) > (2 if apart else 1):
+        raise SeamError(f"logits: --scale {option}: with --product, expected a number, or one for each line")
+    loss_fn = own_loss(own) if seam.spec == OWN_LOSS else objective_of(seam.spec, own)
+    if option is None and uses_scale(loss_fn) and not uses_scale(own_loss(own)):
+        raise SeamError(
+            "logits: --product: t=host of --objective is not known, as the scale comes after the product: give the "
+            "objective the temperature of --own"
+        )
+    if apart and isinstance(loss_fn, Treatment) and loss_fn.told:
+        raise SeamError(
+            f"logits: {seam.spec}: with --product FILE:LINE,LINE, {' and '.join(loss_fn.told)} cannot be told: "
+            "similarities do not say which samples they are of. margin= and threshold= need nothing else"
+        )
+    pairs = _Pairs(calls, apart, own, scales * 2) if apart else None
+    for owner in OWNERS:
+        for name in _MATRICES | {"sum"} if pairs else _MATRICES:
+            if callable(original := getattr(owner, name, None)):
+                put(seam, owner, name, _product(calls, original, own, scales[0], pairs))
+
+
+def _product(
+    calls: Calls, original: Callable[..., Any], own: str, scale: float, pairs: _Pairs | None
+) -> Callable[..., Any]:
+    seam = calls.seam
+    keys, both = -2 if seam.options.get("way") == "columns" else -1, seam.options.get("way") == "both"
+    temperature = getattr(own_loss(own), "temperature", None)
+    later = 1 / temperature if isinstance(temperature, float) else 1.0
+
+    @functools.wraps(original)
+    def product(*args: Any, **kwargs: Any) -> Any:
+        out, frame = original(*args, **kwargs), caller()
+        if not isinstance(out, Tensor) or not out.dim() or not out.requires_grad or is_own(frame):
+            return out
+        if pairs and torch.is_grad_enabled():
+            pairs.note(out, frame)
+        if pairs or not torch.is_grad_enabled() or out.dim() < 2 or calls.place(frame)[0] is None:
+            return out
+        site, where = calls.site(frame, out)
+        assert site is not None
+        positives = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
+        how: dict[str, Any] = {"keys": keys, "both": both, "later": later, "deduced": positives is None}
+        how["told"] = seam.told(lambda: names_at(frame))
+        return Logits(seam, site, where, own, positives, {"scale": scale}, **how)(out)
+
+    return product
+
+
+# ---- positives of another product ------------------------------------------------------------------
+
+
+class _Seen:
+    """A product of the current step: its values, and the gradient that replaces its own."""
+
+    def __init__(self, site: Site, where: str, out: Tensor) -> None:
+        self.site, self.where, self.single = site, where, out.numel() == len(out)
+        self.values, self.dtype = out.detach().clone(), precision_of([out])
+        self.found: Tensor | None = None
+        self.waits = True  # for backward()
+        out.register_hook(self._replaced)
+
+    def _replaced(self, g: Tensor) -> Tensor | None:
+        if self.waits:
+            raise SeamError(f"the products at {self.where} were differentiated by something else than backward()")
+        return self.found if self.found is None or not g.requires_grad else Once.apply(self.found, g)
+
+
+class _Pairs:
+    """Products of a step, until it is differentiated."""
+
+    def __init__(self, calls: Calls, apart: dict[Site, Site], own: str, scales: Sequence[float]) -> None:
+        self.calls, self.apart, self.own, self.scales = calls, apart, own, scales
+        self.seen: dict[_Seen, GradientEdge] = {}
+        self.masks: dict[object, Tensor] = {}  # the negatives of anchors in the last call
+        self.retained: list[Tensor] = []  # by retain_grad()
+        self._backward, self._retain_grad = torch.autograd.backward, Tensor.retain_grad
+        put(calls.seam, torch.autograd, "backward", self.backward)
+        put(calls.seam, Tensor, "retain_grad", self.retain_grad)
+
+    def note(self, out: Tensor, frame: FrameType) -> None:
+        """Keep a product of one of the lines."""
+        key, single = (frame.f_code.co_filename, frame.f_lineno), out.numel() == len(out)
+        sites = self.apart.values() if single else self.apart.keys() if out.dim() == 2 else ()
+        site = next((site for site in sites if site.covers(*key)), None)
+        if site is None or (single and not _is_of_rows(out)):
+            return
+        where = place(frame)
+        if not single:
+            self.calls.seam.saw(where, f"logits {tuple(out.shape)}", replaced=True)
+        self.seen[_Seen(site, where, out)] = get_gradient_edge(out)
+        if len(self.seen) > 64:  # of graphs that nothing differentiates
+            self.seen.pop(next(iter(self.seen)))
+
+    def retain_grad(self, tensor: Tensor) -> None:
+        self.retained.append(tensor)
+        self._retain_grad(tensor)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Find the gradients that replace those of the products, then differentiate as usual."""
+        roots, weights = ([x] if isinstance(x, Tensor) else x for x in (tensors, grad_tensors))
+        if self.seen and all(root.requires_grad for root in roots):
+            for each in self.seen:
+                each.waits = False
+            with same_grad(self.retained):
+                found = torch.autograd.grad(roots, [*self.seen.values()], weights, retain_graph=True, allow_unused=True)
+            gradients = {each: g.detach() for each, g in zip(self.seen, found, strict=True) if g is not None}
+            self.seen = {each: edge for each, edge in self.seen.items() if each not in gradients}
+            for each in self.seen:
+                each.waits = True
+            self._replace(gradients)
+        self.retained.clear()
+        return self._backward(tensors, grad_tensors, *args, **kwargs)
+
+    def _replace(self, gradients: dict[_Seen, Tensor]) -> None:
+        todo = [each for each in gradients if each.single]
+        for matrix in (each for each in gradients if not each.single):
+            site, n = self.apart[matrix.site], len(matrix.values)
+            positives = next((each for each in todo if each.site == site and n % len(each.values) == 0), None)
+            if positives is None:
+                raise SeamError(f"{matrix.where}: {site.text} has no positive for each of its {n} rows")
+            todo.remove(positives)
+            both = positives, matrix
+            dtype = max((each.dtype for each in both), key=ROUNDING.__getitem__)
+            with torch.no_grad():
+                pair = _Pair(self, matrix)
+                found = pair.gradients(dtype, [gradients[each] for each in both], [each.values for each in both])
+            for each, new in zip(both, found, strict=True):
+                each.found = new
+
+
+class _Pair(Embeddings):
+    """Similarities of anchors with their positives, and with all keys, among which the positives may be again."""
+
+    kind = "similarities"
+
+    def __init__(self, pairs: _Pairs, matrix: _Seen) -> None:
+        super().__init__(pairs.calls.seam, matrix.where, pairs.own, self._scores, matrix.site)
+        self._arguments, self._learning = [None, None], [0, 1]
+        self.masks, self.scales, self.mask = pairs.masks, pairs.scales, torch.ones_like(matrix.values).bool()
+
+    def _scores(self, positives: Tensor, matrix: Tensor) -> Call:
+        pos = positives.flatten().repeat(len(matrix) // len(positives)) / self.scales[1]
+        return Call([pos, matrix / self.scales[0]], {"mask": self.mask}, "from_scores")
+
+    def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
+        """See :meth:`Replaced.proved`. The gradient of a positive that is among the keys again is moved to itself."""
+        used = g[1] != 0
+        last = self.masks.get(self.site, used)
+        if last.shape == used.shape:  # estimates that are clamped have no gradient
+            used = torch.where(used.any(1, keepdim=True), used, last)
+        self.masks[self.site] = used
+        if not bool(used.any(1).all()):
+            self.seam.notes[f"{self.where}, at first"] = "its own loss, as some anchors had no gradient yet"
+            return lambda _: [*g]
+        pos, x = self._scores(*tensors).args
+        gap, columns = (x - pos.unsqueeze(1)).abs().masked_fill(~used, torch.inf).min(1, keepdim=True)
+        tried = [(used, g)]
+        if bool((gap <= ROUNDING[dtype] * x.abs().max()).all()):
+            again = torch.zeros_like(used).scatter(1, columns, True)
+            of_keys = g[1].gather(1, columns).view(-1, len(tensors[0])).sum(0).view_as(tensors[0])
+            moved = g[0] + of_keys * (self.scales[0] / self.scales[1])
+            tried.append((used & ~again, [moved, g[1].masked_fill(again, 0.0)]))
+        fits = []
+        for self.mask, each in tried:
+            fits.append(self.fit(each, tensors, dtype))
+        best = min(range(len(tried)), key=lambda i: fits[i][1])
+        self.mask, (weight, error, allowed) = tried[best][0], fits[best]
+        self.conclude(error, dtype, allowed)
+        return lambda loss_fn: [weight * each for each in self._gradients(loss_fn, tensors)[1]]
+
+
+def _is_of_rows(x: Tensor) -> bool:
+    """Whether a sum is one of products, rather than of the exponentials of a row."""
+    node: Any = x.grad_fn
+    return not node.name().startswith("Sum") or node.next_functions[0][0].name() in ("MulBackward0", "DivBackward0")

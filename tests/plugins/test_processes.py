@@ -1,0 +1,106 @@
+"""Keys that the script gathers: two processes train as if the loss was edited by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+SCRIPT = """
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.distributed.nn
+import torch.nn.functional as F
+
+B = 6
+
+
+def everyone(b):
+    keys = torch.cat(torch.distributed.nn.all_gather(b))
+    return keys, torch.arange(B) + B * dist.get_rank()
+
+
+def cross_entropy(a, b):
+    keys, at = everyone(b)
+    return F.cross_entropy(a @ keys.T / 0.1, at)
+
+
+def others_as_they_are(a, b):
+    keys = [torch.empty_like(b) for _ in range(2)]
+    dist.all_gather(keys, b.detach())
+    keys[dist.get_rank()] = b
+    return F.cross_entropy(a @ torch.cat(keys).T / 0.1, torch.arange(B) + B * dist.get_rank())
+
+
+def exponentials(a, b):
+    keys, at = everyone(b)
+    e = torch.exp(a @ keys.T / 0.1)
+    return -torch.log(e[torch.arange(B), at] / e.sum(1)).mean()
+
+
+def apart(a, b):
+    keys, _ = everyone(b)
+    pos = torch.exp((a * b).sum(1) / 0.1)
+    return -torch.log(pos / torch.exp(a @ keys.T / 0.1).sum(1)).mean()
+
+
+def main():
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(6, 5).double())
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    torch.manual_seed(dist.get_rank() + 1)
+    for _ in range(5):
+        x = torch.randn(B, 6).double()
+        z = F.normalize(net(torch.cat([x, x + 0.3 * torch.randn(B, 6)])), dim=1)
+        loss = globals()[sys.argv[1]](z[:B], z[B:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    if dist.get_rank() == 1:
+        torch.save(net.module.weight.data, sys.argv[2])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+BY_HAND = {
+    "a @ keys.T / 0.1, at)": "a @ keys.T, at)",
+    "a @ torch.cat(keys).T / 0.1,": "a @ torch.cat(keys).T,",
+    "F.cross_entropy(": "counterpoint.objective('hcl:t=0.1,beta=1').from_logits(",
+    "import sys\n": "import sys\n\nimport counterpoint\n",
+}
+TRUTH = {"cross_entropy": ("cross_entropy", "exponentials", "apart"), "others_as_they_are": ("others_as_they_are",)}
+RANKS = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+@pytest.mark.slow
+def test_keys_that_the_script_gathers(tmp_path):
+    edited = SCRIPT
+    for old, new in BY_HAND.items():
+        edited = edited.replace(old, new)
+    (tmp_path / "toy.py").write_text(SCRIPT)
+    (tmp_path / "edited.py").write_text(edited)
+
+    def launch(*words):
+        done = subprocess.run(
+            [sys.executable, *RANKS, *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    for truth, kinds in TRUTH.items():
+        launch("edited.py", truth, "edited.pt")
+        for kind in kinds:
+            end = ["--", "toy.py", kind, f"{kind}.pt"]
+            inject = ["-m", "counterpoint.plugins.inject"]
+            said = launch(*inject, "auto", "--objective", "hcl:t=0.1,beta=1", *end)
+            (command,) = (line.split()[3:] for line in said.splitlines() if line.startswith("  run "))
+            assert "in 5 of them" in launch(*inject, *command[: command.index("--")], *end)
+            found, expected = (torch.load(tmp_path / f"{name}.pt") for name in (kind, "edited"))
+            torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
