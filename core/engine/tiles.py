@@ -95,6 +95,7 @@ class TileNegatives(Negatives):
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None
+        self.d_right: Tensor | None = None
         self._bound = bound
         self._reduced = False
         self._matrix: MatrixNegatives | None = None
@@ -268,7 +269,8 @@ class TileNegatives(Negatives):
             if mask.limits is not None:
                 mask = replace(mask, limits=mask.limits.for_block(rows, guide, own.scale, own.offset))
             mirrored = uniform and (self.both or same)
-            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), self.workspace())
+            buffers = self.workspace(), self.d_right
+            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), *buffers)
             parts.append(ReduceTiles.apply(tile_pass, left, None if same else right, *own.tensors))
         return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
 
