@@ -168,6 +168,15 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     return fastest_engine(batch.device, pairs, separate, both)
 
 
+def has_matrix(batch: Batch, both: bool = False) -> bool:
+    """Return whether the first view is compared with the others in a matrix, in which the positives are too."""
+    if batch.group is not None or batch.negatives is not None or batch.ids is not None or batch.log_q is not None:
+        return False
+    pairs, separate = batch.size**2 * (len(batch.raw) - 1) * (1 + both), any(x.requires_grad for x in batch.raw[1:])
+    engine = fastest_engine(batch.device, pairs, separate, both) if batch.engine == "auto" else batch.engine
+    return engine == "matrix"
+
+
 def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:
     """Return the engine of a batch for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
 

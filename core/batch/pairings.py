@@ -31,11 +31,20 @@ from torch import Tensor
 from .. import checks
 from ..engine.joined import TiltedNegatives
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, concatenated
+from ..engine.matrix import MatrixNegatives, Negatives, concatenated, matrix_of
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from .batch import Batch
-from .choose_engine import Part, has_zeros, mask_of, masked_matrix, masked_negatives, negatives_of, own_negatives
+from .choose_engine import (
+    Part,
+    has_matrix,
+    has_zeros,
+    mask_of,
+    masked_matrix,
+    masked_negatives,
+    negatives_of,
+    own_negatives,
+)
 from .joint import joint
 from .rules import limits, rounded_up
 from .scores import Scores, counted_positives
@@ -161,11 +170,10 @@ def _one_way(batch: Batch) -> Scores:
     if batch.labels is not None:
         anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    pos = batch.view_similarities(first=True)
+    pos = None if has_matrix(batch) else batch.view_similarities(first=True)
     anchors, *others = batch.views
-    if not batch.in_batch:
-        neg = own_negatives(batch, anchors)
-        return Scores(pos, neg, pairing="one_way", views=len(batch.raw))
+    if pos is not None and not batch.in_batch:
+        return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
     return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard)
 
@@ -175,7 +183,7 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = batch.view_similarities()
+    pos = None if has_matrix(batch, both=True) else batch.view_similarities()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
@@ -275,10 +283,22 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
 
 
 def _scores(
-    batch: Batch, name: str, parts: Sequence[Part], pos: Tensor, *, both: bool = False, hard: Tensor | None = None
+    batch: Batch,
+    name: str,
+    parts: Sequence[Part],
+    pos: Tensor | None,
+    *,
+    both: bool = False,
+    hard: Tensor | None = None,
 ) -> Scores:
-    """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`."""
+    """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`.
+
+    Positives that are not given are entries of the matrix of similarities, those that are not negatives.
+    """
     neg = negatives_of(batch, parts, both=both, hard=hard)
+    if pos is None:
+        skip = neg.skip if isinstance(neg, MatrixNegatives) else None
+        pos = batch.view_similarities(first=not both) if skip is None else matrix_of(neg).gather(1, skip)
     scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
     if batch.adversarial is None and batch.mixed is None:
         return scores

@@ -21,7 +21,7 @@ from .. import checks
 from ..values import Value
 from .distributed import ProcessGroup
 from .mask import LOG2E, Mask, Workspace
-from .quadratic import Quadratics, is_zero
+from .quadratic import multiple_of
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
 HIGHEST = 80.0
@@ -289,12 +289,10 @@ class MatrixNegatives(Negatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
         traced = checks.traced()
-        if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not traced:
-            quadratic = Quadratics.of(f, (), len(self.scores), self.scores.dtype)
-            if quadratic is not None and quadratic[0].multiple is not None and is_zero(quadratic[1][0]):
-                return MatrixLogSumExp.apply(
-                    self.scores, quadratic[0].multiple, [rows for rows, _ in self._blocks()], self.exclude_
-                )[0]
+        simple = not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not traced
+        if simple and (multiple := multiple_of(f)) is not None:
+            blocks = [rows for rows, _ in self._blocks()]
+            return MatrixLogSumExp.apply(self.scores, multiple, blocks, self.exclude_)[0]
 
         def reduce(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
