@@ -32,6 +32,7 @@ from .objectives.polarization import DistancePolarization, SpreadOut, pairs_in_m
 from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
 from .objectives.ranking import PSL, DrRL
 from .objectives.siglip import SigLIP
+from .objectives.soft_targets import SoftTargets
 from .spec import SpecError
 from .treatment import Treatment, treatment
 from .values import Learned, Schedule
@@ -41,8 +42,8 @@ __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "PSL", "RINCE", "AlphaCL", "ArCL", "Arctanh", "Choice",
     "DebiasedPositives", "DistancePolarization", "DrRL", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned",
     "MatrixNegatives", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores",
-    "SigLIP", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio",
-    "distances", "from_dict", "gather", "gradcache", "kl_alpha", "margin", "mutual_information", "objective",
-    "pairs_in_margin", "plot_distances", "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold",
-    "treatment", "views", "weight_curve", "worst_alignment", "worst_case_weights",
+    "SigLIP", "SoftTargets", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment", "Wrapper",
+    "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha", "margin",
+    "mutual_information", "objective", "pairs_in_margin", "plot_distances", "plot_weights", "registry", "set_checks",
+    "tau_from_radius", "threshold", "treatment", "views", "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip

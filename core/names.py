@@ -38,6 +38,7 @@ OBJECTIVES = {
     "alphacl": "AlphaCL", "mv": "MeanVariance", "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust",
     "intcl": "IntCL", "intnacl": "IntNaCl", "dp": "DistancePolarization", "gor": "SpreadOut", "supcon": "SupCon",
     "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "siglip": "SigLIP", "psl": "PSL", "drrl": "DrRL",
+    "soft": "SoftTargets",
 }  # fmt: skip
 
 

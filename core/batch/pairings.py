@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -56,8 +56,15 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     if name not in batch.scores:
         scores = PAIRINGS[name](batch)
         scores.width = batch.width
+        judge = scores
+        if batch.guide is not None:
+            with torch.no_grad():
+                judge = PAIRINGS[name](batch.guide)
+            scores.guide_pos = judge.pos
         if batch.rules:
-            _exclude_false_negatives(batch, name, scores)
+            _exclude_false_negatives(batch, name, scores, judge)
+        if batch.guide is not None:
+            scores.neg.set_guide(judge.neg)
         if batch.prior is not None:
             scores.prior = _per_anchor(batch.prior, scores.pos)
         if batch.positive_factor is not None and name != "single":
@@ -72,12 +79,24 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     return batch.scores[name]
 
 
-def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
-    """Exclude the negatives that the batch's rules call false."""
-    judge = scores
-    if batch.guide is not None:
-        with torch.no_grad():
-            judge = PAIRINGS[name](batch.guide)
+def check_guide(batch: Batch, objective: Any) -> None:
+    """Raise if neither rules nor the objective use the guide, or if the objective uses one that has not seen all keys.
+
+    Objectives that reduce with ``guided=True`` have an attribute ``uses_guide``.
+    """
+    if batch.guide is None:
+        return
+    used = any(getattr(part, "uses_guide", False) for part in objective.modules())
+    if not batch.rules and not used:
+        raise ValueError(
+            "guide=: needs false_negatives= beside it, or cp.SoftTargets; cp.margin(0) is GISTEmbed's rule."
+        )
+    if used and batch.negatives is not None and batch.negatives.guide is None:
+        raise ValueError("guide= with negatives=: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
+
+
+def _exclude_false_negatives(batch: Batch, name: str, scores: Scores, judge: Scores) -> None:
+    """Exclude the negatives that the batch's rules call false, by the similarities of ``judge``."""
     if batch.negatives is not None and name != "single" and not batch.rules[0].hard:
         every = batch.negatives.embeddings.shape[1] * (batch.total if batch.in_batch else 1)
         scores.exempt = every if scores.hard is None else scores.hard

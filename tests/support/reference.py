@@ -418,6 +418,15 @@ def arctanh(row: Row, q: Parameters) -> Tensor:
     return softplus(row.lse(neg) - pos)
 
 
+def soft(row: Row, q: Parameters) -> Tensor:
+    """With the similarities themselves as the guide's."""
+    s, w = torch.cat([row.p, row.s]), torch.cat([torch.zeros_like(row.p), row.w])
+    g = s.detach()
+    target = g / q["tau"] if q["weight"] == "softmax" else ((1 + g) / 2).clamp(min=1e-38).log()
+    share = (target + w).softmax(0)
+    return (s / q["temperature"] + w).logsumexp(0) - (share * s).sum() / q["temperature"]
+
+
 def psl(row: Row, q: Parameters) -> Tensor:
     def each(p: Tensor) -> Tensor:
         d = (row.s - p) / 2
@@ -630,6 +639,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
             return integrated(name, row, q)
         formulas = {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}
         formulas |= {"supcon": supcon, "siglip": siglip, "rince": rince, "arctanh": arctanh, "psl": psl, "drrl": drrl}
+        formulas["soft"] = soft
         return formulas[name](row, q)
 
     if name == "gor":
