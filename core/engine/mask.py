@@ -105,7 +105,7 @@ class Limits:
         """
         most, at_most = self.most * self.scale + self.offset, torch.le if self.scale > 0 else torch.ge
         if self.guide is not None:
-            x = guided(self.guide, tile, workspace)
+            x = by_guide(self.guide, tile, workspace)
             most, at_most = self.most, torch.le
         allowed = [at_most(x, most[tile.rows], out=workspace("allowed", x.shape))]
         if self.exempt is not None:
@@ -260,7 +260,7 @@ def _of_keys(x: Tensor, tile: Tile) -> Tensor:
     return x[tile.keys] if x.dim() == 1 else x[tile.rows, tile.keys]
 
 
-def guided(guide: tuple[Tensor, Tensor], tile: Tile, workspace: Workspace) -> Tensor:
+def by_guide(guide: tuple[Tensor, Tensor], tile: Tile, workspace: Workspace) -> Tensor:
     """Compute the similarities of a tile by the guide's embeddings of the anchors and of the keys."""
     anchors, keys = guide[0][tile.rows], guide[1][tile.keys]
     return torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))

@@ -260,20 +260,16 @@ class TileNegatives(Negatives):
         functions = Traced.of(f, per_anchor, self.like, accumulator.unit, guided)
         if functions is None:  # not a function of a tile alone
             return of_matrix(self.dense())
-        results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max, guided)
+        results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max)
         return results if functions.is_tuple else results[0]
 
-    def _reduce(
-        self, accumulator: type[Accumulator], functions: Functions, uniform: bool, guided: bool = False
-    ) -> tuple[Tensor, ...]:
+    def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         count = self.count if accumulator.averages else 1.0  # ahead of the reduction that needs it
-        results = self.reduce(accumulator, functions, uniform, guided)
+        results = self.reduce(accumulator, functions, uniform)
         self._check_limits(count if accumulator.averages else results[0].detach() > -math.inf)
         return results
 
-    def reduce(
-        self, accumulator: type[Accumulator], functions: Functions, uniform: bool, guided: bool = False
-    ) -> tuple[Tensor, ...]:
+    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
         """Reduce the functions over all tiles, ``(anchors, 1)`` each; ``uniform``: they are the same for all."""
         parts = []
         for rows, left, right, mask, guide in self.blocks(mirrored=uniform):
@@ -281,7 +277,7 @@ class TileNegatives(Negatives):
             own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator.averages else 1.0
             if mask.limits is not None:
                 mask = replace(mask, limits=mask.limits.for_block(rows, guide, own.scale, own.offset))
-            if guided and isinstance(own, Traced):
+            if isinstance(own, Traced) and own.guided:
                 own = replace(own, guide=guide)
             mirrored = uniform and (self.both or same)
             buffers = self.workspace(), self.d_right
