@@ -6,6 +6,7 @@ from .batch.rules import margin, threshold
 from .batch.scores import Scores
 from .checks import set_checks
 from .diagnose.plots import plot_distances, plot_weights
+from .diagnose.reports import log_reports
 from .diagnose.spread import distances
 from .diagnose.weights import weight_curve
 from .engine.distributed import gather
@@ -42,8 +43,8 @@ __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "PSL", "RINCE", "AlphaCL", "ArCL", "Arctanh", "Choice",
     "DebiasedPositives", "DistancePolarization", "DrRL", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned",
     "MatrixNegatives", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores",
-    "SigLIP", "SoftTargets", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment", "Wrapper",
-    "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha", "margin",
+    "SigLIP", "SoftTargets", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment", "Wrapper", "__version__",
+    "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha", "log_reports", "margin",
     "mutual_information", "objective", "pairs_in_margin", "plot_distances", "plot_weights", "registry", "set_checks",
     "tau_from_radius", "threshold", "treatment", "views", "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip

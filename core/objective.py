@@ -216,6 +216,7 @@ class Objective(Parametrized):
         bias: float | Tensor = 0.0,
         ignore_index: int = -100,
         empty: Literal["error", "warn", "zero"] = "error",
+        log_q: Tensor | None = None,
         reduction: Reduction = "mean",
     ) -> Tensor:
         """Compute the loss of logits, as cross entropy takes them.
@@ -226,21 +227,20 @@ class Objective(Parametrized):
             labels: ``(..., anchors)`` column of each positive; booleans of the shape of ``logits`` for several
                 positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal. Rows
                 without a positive do not count.
-            scale: factor of the similarities in the logits, usually one over the host's temperature. A temperature
-                of ``"host"`` is one over it; a trained scale (CLIP's ``logit_scale.exp()``) needs such a temperature
-                to get a gradient.
+            scale: factor of the similarities, usually one over the host's temperature. A temperature of ``"host"`` is
+                one over it, without which a trained scale (CLIP's ``logit_scale.exp()``) gets no gradient.
             bias: added to the similarities times ``scale``, as SigLIP does. A bias of ``"host"`` is this one.
             ignore_index: rows with this label do not count, whatever is in them.
             empty: what rows are whose keys are all masked, and a batch without any positive: an ``error``, or of
                 loss ``zero``, as for cross entropy.
+            log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
         follows = any(isinstance(part, FromHost) and part.name == "temperature" for part in self.modules())
         if isinstance(scale, Tensor) and scale.requires_grad and not follows:
-            hint = 'temperature="host" (t=host) is one over the scale.'
             own = "scale= is trained, but has no gradient beside a temperature of the objective's own"
-            warnings.warn(f"{self}: {own}: {hint}", stacklevel=2)
-        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty)
+            warnings.warn(f'{self}: {own}: temperature="host" (t=host) is one over the scale.', stacklevel=2)
+        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q)
         with at_scale(scale, bias):
             loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss

@@ -3,7 +3,7 @@
 .. code-block:: text
 
     treatment = objective, {";" item}
-    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide") "=" PATH
+    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide" | "log_q") "=" PATH
               | "margin=" number ["," kind] | "threshold=" number
 
 A ``PATH`` such as ``batch["doc_id"]`` or ``self.labels[0]`` says where ``counterpoint inject`` finds the values: among
@@ -37,7 +37,7 @@ from .vectors import unit, widen
 Tally = tuple[Tensor, Tensor, Tensor]
 """Anchors, excluded keys, and anchors that are left without negatives."""
 
-TOLD = ("duplicates", "ids", "labels", "guide")
+TOLD = ("duplicates", "ids", "labels", "guide", "log_q")
 RULES = ("margin", "threshold")
 OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
@@ -55,9 +55,9 @@ class Treatment(Wrapper):
         false_negatives: rules by which keys are too similar to be negatives.
         duplicates: whether samples of which any view is the same are not each other's negatives: embeddings that are
             equal but for rounding or, given a path, rows of that tensor (``input_ids``) or texts of that list.
-        ids, labels, guide: paths of what the argument of this name says of the samples. A guide may also be the encoder
-            itself, as it was in the first step (``self``) or as a moving average (``ema``), where the encoder is known:
-            :mod:`counterpoint.plugins.encoders`.
+        ids, labels, guide, log_q: paths of what the argument of this name says of the samples; at logits, ``log_q`` is
+            of the keys. A guide may also be the encoder itself, as it was in the first step (``self``) or as a moving
+            average (``ema``), where the encoder is known: :mod:`counterpoint.plugins.encoders`.
 
     >>> import torch, counterpoint as cp
     >>> told = cp.treatment("infonce:t=0.5; duplicates")
@@ -76,12 +76,13 @@ class Treatment(Wrapper):
         ids: str | None = None,
         labels: str | None = None,
         guide: str | None = None,
+        log_q: str | None = None,
     ) -> None:
         super().__init__(objective)
         if isinstance(self.objective, Treatment):
             raise TypeError(f"treatment: {self.objective} is one already; expected an objective.")
         self.rules: tuple[Rule, ...] = as_rules(false_negatives)
-        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide}
+        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide, "log_q": log_q}
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not PATH.fullmatch(path):
@@ -160,6 +161,7 @@ class Treatment(Wrapper):
         logits, labels, tally = self._masked(logits, labels, scale, bias, ignore_index, known)
         self._count(tally)
         options: dict[str, Any] = {"scale": scale, "bias": bias, "ignore_index": ignore_index, "reduction": reduction}
+        options["log_q"] = known.get("log_q")
         return self.objective.from_logits(logits, labels, empty="zero" if self.told or self.rules else empty, **options)
 
     def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
@@ -175,13 +177,13 @@ class Treatment(Wrapper):
             mask, tally, options = self._allowed(pos, neg, masks[0] if masks else None, options)
             args = pos, neg, mask
         elif call == "from_logits":
-            names = ("ids", "classes", "guide", "duplicates")
+            names = ("ids", "classes", "guide", "duplicates", "log_q")
             known: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
             logits, *labels = *args, *([options.pop("labels")] if "labels" in options else [])
             scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
             ignored, first = options.get("ignore_index", -100), labels[0] if labels else None
             *args, tally = self._masked(logits, first, scale, bias, ignored, known)  # type: ignore[assignment]
-            options |= {"empty": "zero"} if tally is not None else {}
+            options |= {"empty": "zero", "log_q": known.get("log_q")} if tally is not None else {}
         found = self.objective.report(*args, call=call, **options)
         if tally is not None:
             anchors, excluded, empty = map(float, tally)
@@ -191,10 +193,10 @@ class Treatment(Wrapper):
     def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the objective's call with embeddings."""
         options = dict(options)
-        for name in ("ids", "labels", "guide"):
+        for name in ("ids", "labels", "guide", "log_q"):
             if name in self.told and options.get(name) is None:
                 raise self._missing(name)
-            if name in self.told and name != "guide" and not isinstance(options[name], Tensor):
+            if name in self.told and name in ("ids", "labels") and not isinstance(options[name], Tensor):
                 options[name] = numbered(options[name], False).to(views[0].device)
         if self.rules:
             options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
@@ -254,6 +256,8 @@ class Treatment(Wrapper):
             raise TypeError(f"{self}: neg: expected a matrix of scores, got {type(neg).__name__}.")
         if "labels" in self.told:
             raise TypeError(f"{self._named('labels')}: scores do not say which keys are positives, too; use ids=.")
+        if "log_q" in self.told:
+            raise TypeError(f"{self._named('log_q')}: expected logits or embeddings, got scores.")
         with torch.no_grad():
             p, s = score_columns(pos.detach(), "pos"), widen(neg.detach())
             drop = torch.zeros_like(s, dtype=torch.bool)
@@ -311,7 +315,8 @@ class Treatment(Wrapper):
                 return self._same(s[0], out[0], columns[0], counted[0], known, dtype).expand_as(out).clone()
             parts = zip(s, out, columns, counted, strict=True)
             return torch.stack([self._same(*each, known, dtype) for each in parts])
-        numbers = [self._of_keys(name, s, out, columns, counted, known, dtype) for name in self.told if name != "guide"]
+        names = (name for name in self.told if name not in ("guide", "log_q"))
+        numbers = [self._of_keys(name, s, out, columns, counted, known, dtype) for name in names]
         if not numbers:
             return torch.zeros_like(out)
         number = reduce(merged, numbers)
@@ -352,7 +357,7 @@ class Treatment(Wrapper):
         if tally is None or checks.compiling():
             return
         anchors, empty = across(tally[0]), across(tally[2])
-        if bool((anchors > 0) & (empty == anchors)):
+        if bool((anchors > 1) & (empty == anchors)):  # a call may be of one anchor, and a step of many calls
             raise ValueError(f"{self}: every anchor of this step is left without negatives.")
         for name, value in zip(self.counts, tally, strict=True):
             self.counts[name] = self.counts[name] + value
@@ -360,8 +365,9 @@ class Treatment(Wrapper):
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
         """Count anchors, and excluded keys where similarities are a matrix: in tiles, that would take another pass."""
         factor, excluded = scores.anchor_factor, torch.zeros(())
-        anchors = torch.as_tensor(len(scores.pos)) if factor is None else factor.sum()
-        empty = torch.zeros(()) if scores.emptied is None else scores.emptied.sum()
+        zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
+        anchors = zero + (len(scores.pos) if factor is None else factor.sum())
+        empty = zero if scores.emptied is None else zero + scores.emptied.sum()
         if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
             others = (keys := scores.neg.scores.shape[1]) - keys // batch.total - scores.neg.count  # not its own
             excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()

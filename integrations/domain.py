@@ -3,20 +3,15 @@
 Each domain is a package; CONTRIBUTING.md lists the modules and verbs that they share, under "A domain".
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from counterpoint.names import check_known
-
-if TYPE_CHECKING:
-    from .store.run import Run
 
 
 @dataclass(frozen=True)
@@ -69,9 +64,7 @@ def defaults(settings: type) -> dict[str, Any]:
 
 def default(setting_field: Field[Any]) -> Any:
     """The default of a field."""
-    if setting_field.default_factory is MISSING:
-        return setting_field.default
-    return setting_field.default_factory()
+    return setting_field.default if setting_field.default_factory is MISSING else setting_field.default_factory()
 
 
 def check(settings: type, values: Mapping[str, Any]) -> None:
@@ -132,24 +125,24 @@ class Domain:
         """Import a module of the domain's package."""
         return import_module(f"counterpoint.integrations.{self.name}.{name}")
 
+    def train(self, run: Any) -> None:
+        """Train a run; its frameworks, whose import takes seconds, are not imported if all runs are done."""
+        self.module("training").train(run)
+
 
 NAMES = ("graph", "image", "sentence", "control")
 
 
-def encoder_of(run: Run) -> Any:
-    """The trained encoder of a run of images or graphs, also of one that was fetched from the hub."""
-    of = domain(run.arguments["domain"])
-    if (run.path / "model.safetensors").is_file():  # as ``counterpoint push`` writes it
-        return of.module("published").load(run.path)
-    return of.module("training").restore(run).encoder
-
-
-def accuracies(values: Mapping[str, Sequence[float]]) -> Iterator[str]:
-    """Write the mean and the deviation of each row of a table."""
-    width = max(map(len, values))
-    for name, each in values.items():
-        spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
-        yield f"  {name:{width}}  {mean(each):6.2f}{spread} ({len(each)})"
+def accuracy_tables(values: Iterable[tuple[str, str, float]], counted: str) -> Iterator[str]:
+    """Write accuracies as tables of mean and deviation: of each the title of its table, its row, and its value."""
+    tables: dict[str, dict[str, list[float]]] = {}
+    for title, row, value in values:
+        tables.setdefault(title, {}).setdefault(row, []).append(value)
+    for title, rows in tables.items():
+        yield f"{title}: accuracy in % ± deviation (number of {counted})"
+        for row, each in rows.items():
+            spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
+            yield f"  {row:{max(map(len, rows))}}  {mean(each):6.2f}{spread} ({len(each)})"
 
 
 def domain(name: str) -> Domain:

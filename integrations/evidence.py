@@ -3,8 +3,6 @@
 ``examples/studies/atlas_report.py`` writes ``atlas.json``, and the tables of the documents.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache

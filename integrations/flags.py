@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterpoint.names import OBJECTIVES, nearest
 
-from .domain import about, default
+from .domain import about, default, domain
 from .trackers import NAMES as TRACKERS
 
 if TYPE_CHECKING:
@@ -105,6 +105,14 @@ def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], o
     if wrong := [run.address for run in runs if run.arguments["domain"] != domain]:
         raise ValueError(f"{wrong[0]} is not a run of {domain}")
     return runs
+
+
+def encoder_of(run: Run) -> Any:
+    """The trained encoder of a run of images or graphs, also of one that was fetched from the hub."""
+    of = domain(run.arguments["domain"])
+    if (run.path / "model.safetensors").is_file():  # as ``counterpoint push`` writes it
+        return of.module("published").load(run.path)
+    return of.module("training").restore(run).encoder
 
 
 def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run, T]]:

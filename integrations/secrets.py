@@ -4,8 +4,6 @@ A name says whether its value is a secret: ``--password``, ``--wandb-key``, ``AP
 for settings, such as ``--label-key`` and ``--mask-token``, say so only if the value is long and looks random.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -190,7 +190,8 @@ def conclude(
     losses = data["losses"]
     places = {folder, *(parent for loss in losses for parent in [*Path(loss["file"]).parents][:4])}
     sound = [loss for loss in losses if is_sound(loss)]
-    data["hosts"] = _known_hosts(places, losses)
+    seen = [row["site"].rpartition(":") for row in data["survey"]] if not losses else []
+    data["hosts"] = _known_hosts(places, [*losses, *({"file": file, "line": int(line)} for file, _, line in seen)])
     known = [["counterpoint", "inject", name, *objective_of(objective, sound[0])] for name in data["hosts"] if sound]
     ready = commands_of(losses, objective)
     covered = [id(loss) for _, group in ready for loss in group]

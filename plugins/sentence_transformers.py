@@ -371,6 +371,9 @@ def _gradcache() -> Any:
 SITES = {
     "multiple_negatives_ranking.py:MultipleNegativesRankingLoss.compute_loss_from_embeddings": "local_indices",
     "cached_multiple_negatives_ranking.py:CachedMultipleNegativesRankingLoss.calculate_loss": "local_batch",
+    "multiple_negatives_ranking.py:MultiVectorMultipleNegativesRankingLoss.forward": None,
+    "cached_multiple_negatives_ranking.py:CachedMultiVectorMultipleNegativesRankingLoss.calculate_loss": None,
+    "cross_encoder/losses/multiple_negatives_ranking.py:MultipleNegativesRankingLoss.calculate_loss": None,
     "gist_embed.py:GISTEmbedLoss.forward": None,
     "cached_gist_embed.py:CachedGISTEmbedLoss.calculate_loss": None,
 }

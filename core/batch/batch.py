@@ -14,11 +14,10 @@ from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, UnitViews, unit
-from .options import BatchOptions, Keys, KnownOptions, Pairing, chosen_directions
+from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, KnownOptions, Pairing, checked_log_q, chosen_directions
 from .rules import Rule, as_rules
 from .scores import Scores
 
-MAX_LOG_WEIGHT = 80.0  # of a hard negative, whose float32 sum does not overflow
 EMPTY = ("error", "zero", "keep")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
@@ -134,7 +133,7 @@ class Batch:
         self.ids = self.labels if ids is None else checks.require_ids(ids, "ids", self.size)
         self.prior = None if prior is None else self._prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
-        self.log_q = None if log_q is None else self._log_q(log_q, "log_q", self.size)
+        self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
         self.queue = None if bank is None else self._keys(bank, "queue", self._bank(bank.embeddings))
         per_sample = None if hard is None else self._per_sample(hard.embeddings, "negatives")
         self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
@@ -308,16 +307,8 @@ class Batch:
             raise ValueError(
                 f"{name}: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {keys.own_log_weight!r}."
             )
-        log_q = None if log_q is None else self._log_q(log_q, f"{name}: log_q", rows)
+        log_q = None if log_q is None else checked_log_q(log_q, f"{name}: log_q", rows, self.dtype)
         return keys._replace(embeddings=z, ids=ids, log_q=log_q)
-
-    def _log_q(self, log_q: Tensor, what: str, rows: int) -> Tensor:
-        """Check the log-probabilities with which keys were drawn."""
-        if checks.require_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
-            raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
-        if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
-            raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
-        return log_q.detach().to(self.dtype).reshape(-1)
 
     def _guide(self, views: Tensor | Sequence[Tensor] | None) -> Batch | None:
         """Return the same batch as the guide model sees it: only its similarities are used."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict, get_args
 
+import torch
 from torch import Tensor
 
+from .. import checks
 from ..checks import is_number
 from ..names import check_known
 from .rules import Rule
@@ -24,6 +26,7 @@ DIRECTIONS = ("query_to_doc", "query_to_query", "doc_to_query", "doc_to_doc", "d
 GTE = DIRECTIONS[:4]
 HARDNESS = ("in_batch_negatives", "hard_negatives", "all_negatives")
 MAX_STRENGTH = 80.0
+MAX_LOG_WEIGHT = 80.0  # of a negative, whose float32 sum does not overflow
 
 
 class Keys(NamedTuple):
@@ -55,6 +58,15 @@ class Keys(NamedTuple):
     def of(value: Tensor | Keys) -> Keys:
         """Return ``value`` as keys."""
         return value if isinstance(value, Keys) else Keys(value)
+
+
+def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Tensor:
+    """Check the log-probabilities with which keys were drawn."""
+    if checks.require_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
+        raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
+    if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
+        raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
+    return log_q.detach().to(dtype).reshape(-1)
 
 
 class KnownOptions(TypedDict, total=False):

@@ -16,6 +16,7 @@ from ..engine.matrix import matrix_of as matrix_of  # for objectives, which do n
 from ..names import check_known
 from ..values import Value
 from ..vectors import widen
+from .options import checked_log_q
 from .scores import Scores, counted_positives
 
 # Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
@@ -131,7 +132,13 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
 
 
 def scores_from_logits(
-    logits: Tensor, labels: Tensor | None, scale: float | Tensor, bias: float | Tensor, ignore_index: int, empty: str
+    logits: Tensor,
+    labels: Tensor | None,
+    scale: float | Tensor,
+    bias: float | Tensor,
+    ignore_index: int,
+    empty: str,
+    log_q: Tensor | None = None,
 ) -> Scores:
     """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
 
@@ -189,7 +196,8 @@ def scores_from_logits(
     logits = widen(logits)
     s = checks.require_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
     s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
-    neg = MatrixNegatives(s, skip=labels) if drop is None else MatrixNegatives(s, drop=drop)
+    weight = None if log_q is None else -checked_log_q(log_q, "log_q", s.shape[1], s.dtype).to(s.device).expand_as(s)
+    neg = MatrixNegatives(s, labels if drop is None else None, drop, weight)
     neg.valid = valid
     if labels.dtype == torch.bool:
         error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""

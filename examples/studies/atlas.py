@@ -1,9 +1,10 @@
 """When does an objective help? Controlled regimes, dose by dose, with 20 paired seeds each.
 
 A small network is trained on features of a real data set in a regime whose fault is known and dosed: false negatives
-(few classes, a share of them known), wrong positives (redrawn in every step, or persistent), easy negatives, mined hard
-negatives, several views, a wrong temperature, attacks. Every objective stands beside InfoNCE with the same number of
-views, InfoNCE with the same compute, and the oracle: InfoNCE without the fault (labels as `ids=`, or true positives).
+(few classes, a share of them known), topical batches (samples of a few classes), wrong positives (redrawn in every
+step, or persistent), easy negatives, mined hard negatives, several views, a wrong temperature, attacks. Every objective
+stands beside InfoNCE with the same number of views, InfoNCE with the same compute, and the oracle: InfoNCE without the
+fault (labels as `ids=`, or true positives).
 
 All objectives get the same tuning budget, on validation data and seeds that are not reported: four temperatures, two
 other settings, two neighbours of the best, first beyond the edge of the grid if the best lies there; twice two more as
@@ -70,6 +71,7 @@ class World:
     easy: float = 0.0  # share of the samples that lie far from the others
     mined: str = ""  # hard negatives, and which are masked: plain, ids (the oracle), guide (margin .05), guide:MARGIN
     epsilon: float = 0.0  # size of an attack on the features of the test
+    topics: int = 0  # classes of which the samples of a batch are, 0 for all
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,8 @@ class Row:
     factor: float = 1.0  # of the temperature that was chosen
     sweep: bool = False  # the first parameter is searched to its end before the others
     retuned: bool = False  # with other tuning seeds
+    margin: float | None = None  # keys more similar to the anchor than its positive less this are not negatives: the
+    # inputs are the guide, the frozen encoder that the network starts from
 
     @property
     def axes(self) -> list[str]:
@@ -185,6 +189,23 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
             "mined negatives", {n: some[n] for n in names if n != PLAIN}, ("4 of 10 nearest", kinds["plain"])
         )
 
+    def guided(rate: float) -> dict[str, Row]:
+        hcl = rows(rate)["HCL"]
+        return {
+            "guide, margin -.1": replace(INFONCE, margin=-0.1),
+            "guide, margin .05": replace(INFONCE, margin=0.05),
+            "guide + HCL": replace(hcl, margin=-0.1),
+        }
+
+    def topical(topics: int) -> Iterator[Any]:
+        dose, world, some = f"{topics} classes in a batch", World(topics=topics), rows(1 / topics)
+        yield from doses("topical batches", {PLAIN: INFONCE}, (dose, world))
+        yield "topical batches", dose, ORACLE, replace(world, kept=0.0), INFONCE
+        yield "topical batches", dose, SECOND, replace(world, kept=0.0), SUPCON
+        more = {f"InfoNCE, {n} times the steps": replace(INFONCE, steps=n) for n in (2, 4)}
+        more |= guided(1 / topics) | {name: some[name] for name in ("HCL", "ADNCE", "DCL")}
+        yield from doses("topical batches", more | {PLACEBO: replace(INFONCE, retuned=True)}, (dose, world))
+
     four = {PLAIN: INFONCE} | with_views(4)
     debiased = {name: four.pop(name) for name in list(four) if name.startswith("debiased")}
     four["AAL, 4 views"] = four.pop("AAL, 4 views")  # the last one
@@ -263,6 +284,12 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         yield from doses("false negatives", placebo, (dose, World(classes % named)))
         yield from doses("false negatives", placebo, (f"{dose}, 50% unknown", World(classes % named, 0.5)))
     yield from doses("denominator", placebo, ("two views", World()))
+    for topics in {"text": (6, 3, 12)}.get(dataset, ()):
+        yield from topical(topics)
+    for classes in {"text": (0, 10), "images": (10, 4)}.get(dataset, ()):
+        dose, world = f"{classes or named} classes", World(classes % named)
+        longer = {f"{name}, 4 times the steps": replace(all_rows[name], steps=4) for name in (PLAIN, "HCL")}
+        yield from doses("false negatives", guided(1 / (classes or named)) | longer, (dose, world))
 
 
 # ---- data ---------------------------------------------------------------------------------------
@@ -502,7 +529,10 @@ def trials(source: Source, world: World, row: Row, seeds: Sequence[int]) -> Tria
             views = torch.cat([views, len(source.table) + shown * which.unsqueeze(1) + torch.arange(shown)])
             ids = torch.arange(len(views))
         g = torch.Generator().manual_seed(seed + 10**6)
-        rows_, drawn = draw(views, STEPS * row.steps, BATCH, row.views, g)
+        if world.topics:
+            rows_, drawn = draw_topical(views, labels, world.topics, STEPS * row.steps, row.views, g)
+        else:
+            rows_, drawn = draw(views, STEPS * row.steps, BATCH, row.views, g)
         if world.wrong:
             g = torch.Generator().manual_seed(seed + 2 * 10**6)
             flag = torch.rand(len(views), row.views, generator=g) < world.wrong
@@ -522,6 +552,20 @@ def trials(source: Source, world: World, row: Row, seeds: Sequence[int]) -> Tria
     rows_, drawn = (torch.stack([p[i] for p in parts], 1) for i in (3, 4))
     negatives = None if parts[0][5] is None else torch.stack([p[5] for p in parts], 1)
     return Trials(list(seeds), clean, labels, ids, Batches(rows_, drawn, negatives), table)
+
+
+def draw_topical(
+    views: Tensor, labels: Tensor, topics: int, steps: int, count: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw batches whose samples are of ``topics`` classes; returns rows and samples as :func:`training.draw` does."""
+    batches = []
+    for _ in range(steps):
+        chosen = torch.randperm(int(labels.max()) + 1, generator=generator)[:topics]
+        members = torch.isin(labels, chosen).nonzero().squeeze(1)
+        batches.append(members[torch.randperm(len(members), generator=generator)[:BATCH]])
+    samples = torch.stack(batches)
+    which = torch.rand(steps, BATCH, views.shape[1], generator=generator).topk(count).indices
+    return views[samples.unsqueeze(-1), which].transpose(1, 2), samples
 
 
 def mine(table: Tensor, clean: Tensor, rows_: Tensor, generator: torch.Generator) -> Tensor:
@@ -568,12 +612,15 @@ def run(
     batches = Batches(*(None if x is None else x.to(device) for x in vars(batches).values()))
     extra = dict(row.extra)
     loss_fn: nn.Module = objective
-    call = {"pairing": "one_way"} if world.mined == "none" else {}
+    call: dict[str, Any] = {"pairing": "one_way"} if world.mined == "none" else {}
     options: Callable[[int], dict[str, Tensor]] | None = None
     if row.template.startswith("supcon"):
         options = lambda step: {"labels": labels.gather(1, batches.samples[step])}  # noqa: E731
     elif world.kept < 1:
         options = lambda step: {"ids": ids.gather(1, batches.samples[step])}  # noqa: E731
+    if row.margin is not None:
+        call |= {"false_negatives": cp.margin(row.margin), "empty": "keep"}
+        options = lambda step: {"guide": tuple(table[batches.rows[step]].transpose(0, 1))}  # noqa: E731
     if world.mined not in ("", "none"):
         loss_fn, constants = Masked(objective), {f"objective.{name}": x for name, x in constants.items()}
         options = keep_of(table, batches, labels, drawn.clean.repeat(times, 1).to(device), world.mined)
@@ -766,10 +813,12 @@ def tune(source: Source, world: World, row: Row, device: str) -> dict[str, Any]:
 
 def key_of(dataset: str, world: World, row: Row) -> str:
     described = asdict(row)
-    for later in ("sweep", "retuned"):  # fields that the keys of earlier cells do not have
-        if not described[later]:
-            del described[later]
-    return json.dumps([dataset, asdict(world), described, SEEDS, STEPS, BATCH])
+    where = asdict(world)
+    later = ((described, "sweep", False), (described, "retuned", False), (described, "margin", None))
+    for of, name, default in (*later, (where, "topics", 0)):  # fields that the keys of earlier cells do not have
+        if of[name] == default:
+            del of[name]
+    return json.dumps([dataset, where, described, SEEDS, STEPS, BATCH])
 
 
 def finished(path: Path) -> dict[str, dict[str, Any]]:

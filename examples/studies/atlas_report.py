@@ -56,6 +56,7 @@ PROPOSED = {
 }
 AXES = {  # of the curves
     "false negatives": "share of false negatives",
+    "topical batches": "share of false negatives",
     "wrong positives": "share of wrong positives",
     "easy negatives": "share of easy negatives",
     "temperature": "factor of the chosen temperature",
@@ -70,6 +71,7 @@ def level(dataset: str, regime: str, dose: str, world: World, row: Row) -> float
     """The dose as a number."""
     doses = {
         "false negatives": world.kept / (world.classes or NAMED[dataset]),
+        "topical batches": 1 / max(world.topics, 1),
         "wrong positives": world.wrong,
         "mined negatives": 0.66,
         "easy negatives": world.easy,
@@ -84,7 +86,8 @@ def reference(name: str, row: Row) -> str:
     if row.extra and dict(row.extra).get("epsilon") and name != ADVERSARIAL:
         return ADVERSARIAL
     if row.views == 2:
-        return PLAIN
+        longer = row.steps > 1 and not name.startswith("InfoNCE")
+        return f"InfoNCE, {row.steps} times the steps" if longer else PLAIN
     return f"InfoNCE, {row.views // 2} times the steps" if name.startswith("InfoNCE") else f"InfoNCE, {row.views} views"
 
 
@@ -305,6 +308,11 @@ def replace_table(path: Path, table: str) -> None:
     path.write_text(f"{before}{first}\n{table}\n{last}{rest.partition(last)[2]}", encoding="utf-8")
 
 
+def folded(title: str, *lines: str) -> str:
+    """Markdown that a page shows when its title is clicked."""
+    return "\n".join([f'<details markdown="1"><summary>{title}</summary>', "", *lines, "", "</details>"])
+
+
 def fill(text: str) -> str:
     """Write into the third column of the README's table what the atlas found."""
     lines = text.split("\n")
@@ -351,16 +359,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     state = [
         atlas_tables.counts(),
         "",
-        "Finished:",
+        folded("Which cells are finished", *(line for dataset in datasets for line in progress(dataset, args.out))),
         "",
-        *(line for dataset in datasets for line in progress(dataset, args.out)),
+        folded("Every regime, dose and row", atlas_tables.decision_table()),
     ]
     for path, table in (
         (ROOT / "README.md", atlas_tables.benefit()),
         (ROOT / "docs" / "index.md", atlas_tables.benefit()),
         (ROOT / "docs" / "results.md", atlas_tables.benefit()),
         (ROOT / "docs" / "which_loss.md", atlas_tables.summary_table()),
-        (ROOT / "docs" / "atlas.md", "\n".join([*state, "", atlas_tables.decision_table()])),
+        (ROOT / "docs" / "atlas.md", "\n".join(state)),
     ):
         if args.table.is_relative_to(ROOT):
             replace_table(path, table)

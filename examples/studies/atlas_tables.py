@@ -9,6 +9,7 @@ from counterpoint.integrations.evidence import EFFECTS, ORACLE, Cell, by_effect,
 
 REGIMES = {
     "false negatives": "false negatives in the batch (few classes)",
+    "topical batches": "batches of a few classes, such as a crawler's or a topic's",
     "mined negatives": "mined hard negatives, two thirds of them false",
     "wrong positives": "positives that are wrong pairs",
     "easy negatives": "mostly easy negatives",
@@ -42,7 +43,8 @@ FIRST_SCREEN = {  # of the picture on the first screens
 
 def _others() -> list[Cell]:
     """The comparisons of another objective with InfoNCE."""
-    return [cell for cell in _shown(cells()) if cell["objective"] != "infonce" and not knows(cell)]
+    some = (cell for cell in _shown(cells()) if cell["objective"] != "infonce" and not knows(cell))
+    return [cell for cell in some if not cell["row"].startswith("guide")]
 
 
 def _span(some: Iterable[Cell]) -> str:

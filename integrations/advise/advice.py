@@ -1,7 +1,5 @@
 """Turn measurements into sentences, each with the evidence behind it."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -33,9 +31,10 @@ def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
     return not knows(cell) and not (measured.get("modality") == "text" and changed)
 
 
-def _own(some: list[Cell], measured: dict[str, Any]) -> list[Cell]:
-    """The cells of the user's modality; all of them where that is not known."""
-    return [cell for cell in some if measured.get("modality") in (None, cell["data"])]
+def _effects(some: list[Cell], measured: dict[str, Any], oracle: bool = False) -> dict[str, list[Cell]]:
+    """Group the cells of the user's modality, if it is known, by effect: usable ones, or also the oracle's."""
+    own = (cell for cell in some if measured.get("modality") in (None, cell["data"]))
+    return by_effect(cell for cell in own if _usable(cell, measured) or (oracle and cell["row"] == ORACLE))
 
 
 def _hard_negatives(measured: dict[str, Any]) -> Said:
@@ -43,22 +42,18 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
         return
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
     text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
-    found = by_effect(cell for cell in _own(cells(regime="mined negatives"), measured) if _usable(cell, measured))
+    found = _effects(cells(regime="mined negatives"), measured)
     yield text, found["helps"] + found["hurts"][:1]
 
 
 def _false_negatives(measured: dict[str, Any]) -> Said:
     if (false := measured.get("false_negatives")) is None:
         return
-    drawn = (
-        "{batches} batches of yours" if false.get("batches") else "random batches (--batches FILE measures your own)"
-    )
-    text = (
-        "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, sampling error only; from "
-    )
-    text += "{known} known ids, " + drawn + ")."
-    found = by_effect(_own(nearest("false negatives", false["share"]), measured))
-    without = [cell for cell in found["helps"] if _usable(cell, measured)][:1]
+    text = "{share:.1%} of in-batch negatives share the anchor's id ({low:.1%} to {high:.1%}, sampling error only; "
+    text += "from {known} known ids, "
+    text += "{batches} batches of yours)." if false.get("batches") else "random batches; or use --batches)."
+    found = _effects(nearest("false negatives", false["share"]), measured, oracle=True)
+    without = [cell for cell in found["helps"] if cell["row"] != ORACLE][:1]
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
         text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'were not found to gain'}"
@@ -72,9 +67,7 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
     if wrong["share"] < SOME:
         yield f"Wrong positives: {shown} by estimate, which is about none.", []
         return
-    found = by_effect(
-        cell for cell in _own(nearest("wrong positives", wrong["share"]), measured) if _usable(cell, measured)
-    )
+    found = _effects(nearest("wrong positives", wrong["share"]), measured)
     text = f"About {shown} of your positive pairs are wrong: so many look like random pairs, give or take {OFF}."
     text += " Clean them first."
     for cell in found["helps"][:1]:
@@ -98,10 +91,8 @@ def _unknown(measured: dict[str, Any]) -> Said:
         yield text + "Pass --ids: about 100 labels give the rate.", []
     text = "Measured on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
-    text += (
-        ' Whether something helps, your own script tells: counterpoint race. In its treatments, batch["id"] and guide '
-    )
-    yield text + "stand for what your script calls the ids and another model's embeddings.", []
+    text += ' Whether something helps, your own script tells: counterpoint race. In its treatments, batch["id"] and'
+    yield text + " guide stand for the names that ids and another model's embeddings have in your script.", []
 
 
 def treatments(measured: dict[str, Any]) -> list[str]:

@@ -102,28 +102,21 @@ def _ids(values: Any, name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.as_tensor(values.astype(np.int64))
 
 
-def read(
-    paths: Sequence[Path],
-    ids: Path | None,
-    negatives: Path | None,
-    negative_ids: Path | None,
-    settings: Settings,
-    batches: Path | None = None,
-) -> Pairs:
-    """Read the data that the command line names."""
-    arrays = len(paths) == 2 or negatives or paths[0].suffix == ".npy"
-    if arrays:
+def read(paths: Sequence[Path], settings: Settings, **known: Path | None) -> Pairs:
+    """Read the data that the command line names; ``known`` are ids, negatives, negative_ids and batches."""
+    parts = {name: _array(path) for name, path in known.items() if path is not None}
+    batches = parts.pop("batches", None)
+    if len(paths) == 2 or "negatives" in parts or paths[0].suffix == ".npy":
         if len(paths) != 2:
             raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.")
-        a, b, *known = (None if path is None else _array(path) for path in (*paths, ids, negatives, negative_ids))
-        data = replace(from_arrays(a, b, *known), modality=settings.modality)
+        data = replace(from_arrays(*map(_array, paths), **parts), modality=settings.modality)
     elif not paths[0].is_dir():
-        data = _texts(paths[0], None if ids is None else _array(ids), settings)
-    elif ids is not None:
+        data = _texts(paths[0], parts.get("ids"), settings)
+    elif "ids" in parts:
         raise ValueError("--ids is for arrays and texts; the ids of images are the folders in which they lie.")
     else:
         data = _images(paths[0], settings)
-    return data if batches is None else replace(data, batches=_ids(_array(batches), "batches", (len(data),)))
+    return data if batches is None else replace(data, batches=_ids(batches, "batches", (len(data),)))
 
 
 def _array(path: Path) -> Any:

@@ -1,7 +1,5 @@
 """Features without a trained network: k-means on image patches, and principal components."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Measure data without training: wrong positives, duplicates, false negatives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -111,11 +109,6 @@ def false_negatives(ids: Tensor, batches: Tensor | None = None) -> Result:
     counts = total > 1
     if not counts.any():
         raise ValueError("batches: no two samples with known ids share one.")
-    result: Result = {
-        "share": float(rates[counts].mean()),
-        "known": n,
-        "batches": len(groups) if batches is not None else 0,
-    }
     if len(groups) > 1:  # batches are drawn again
         sums = torch.zeros(len(groups), dtype=torch.double).index_add_(0, group[counts], rates[counts])
         size = torch.bincount(group[counts], minlength=len(groups))
@@ -130,4 +123,6 @@ def false_negatives(ids: Tensor, batches: Tensor | None = None) -> Result:
         # a drawn sample is not its own partner: the expected rate of a bootstrap sample is (1 - 1/n) rate + 1/n
         some = (known[torch.randint(n, (n,), generator=generator)] for _ in range(400))
         drawn = sorted((rate(x) - 1 / n) / (1 - 1 / n) for x in some)
-    return result | {"low": max(drawn[9], 0.0), "high": drawn[390]}
+    several = 0 if batches is None else len(groups)
+    interval = {"low": max(drawn[9], 0.0), "high": drawn[390]}
+    return {"share": float(rates[counts].mean()), "known": n, "batches": several, **interval}

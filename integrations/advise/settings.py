@@ -1,7 +1,5 @@
 """The settings of ``counterpoint advise``; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from ..domain import setting
@@ -13,9 +11,5 @@ class Settings:
 
     near: float = setting(0.95, "cosine from which on two samples count as near-duplicates", above=-1, below=1)
     limit: int = setting(4000, "samples that are used at most, drawn at random", low=64)
-    modality: str | None = setting(
-        None, "what arrays are embeddings of, whose evidence is cited (both)", choices=("text", "images")
-    )
-    model: str | None = setting(
-        None, "sentence model for a file of text pairs: the one that you start from, not a trained one", type=str
-    )
+    modality: str | None = setting(None, "data whose evidence is cited for arrays (both)", choices=("text", "images"))
+    model: str | None = setting(None, "model for text pairs: the one that you start from, not a trained one", type=str)

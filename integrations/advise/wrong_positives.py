@@ -7,8 +7,6 @@ positives below a low quantile of the negatives. That counts right pairs that lo
 pairs; a mixture of the uniform and increasing densities does better on both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -156,9 +156,6 @@ def _words(content: Mapping[Any, Any], parser: Parser) -> list[str]:
     return [*host, *words, *script]
 
 
-# ---- from runs to commands ---------------------------------------------------------------------
-
-
 class Begun(NamedTuple):
     """The command that began a run, without where and how it trains."""
 

@@ -1,6 +1,7 @@
 """``counterpoint demo``: the objectives side by side in every domain, on data that needs no download, in minutes.
 
-``demo_runs.py`` of each domain says on what it trains, and how it is scored.
+Images (digits, by nearest neighbors) and graphs (six kinds of random graphs) train their usual runs, see :data:`USUAL`;
+``demo_runs.py`` of the other domains says on what they train, and how they are scored.
 Nothing is tuned: within a domain all objectives have the same temperature, and otherwise their defaults. Runs are
 stored, so an interrupted demo continues where it stopped. It shows what the library does, not which objective wins;
 only in the planted part it is known what helps.
@@ -41,6 +42,31 @@ INTRO = (
 )
 
 
+class Usual:
+    """The part of a domain that trains its usual runs, on the data that it has by default."""
+
+    QUICK: Mapping[str, Any] = {"epochs": 1}
+
+    def __init__(self, name: str, denominator: str, **settings: Any) -> None:
+        self.dataset, self.training = domain(name).default_dataset, domain(name).module("training")
+        self.COMMON, self.SETTINGS = {"t": "0.2", "denominator": denominator}, settings
+
+    def cell(self, objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
+        """The cell of an objective; None for the encoder before training."""
+        if objective is None:
+            return self.training.untrained(self.dataset, seed, **settings)  # type: ignore[no-any-return]
+        return self.training.cell(self.dataset, objective, seed, **settings)  # type: ignore[no-any-return]
+
+    def train(self, run: Run, cache: Path) -> None:
+        self.training.train(run)
+
+
+USUAL = {
+    "graph": partial(Usual, "graph", ",denominator=negatives", epochs=12, folds=3, probe="knn"),
+    "image": partial(Usual, "image", "", backbone="conv4", channels=8, epochs=9, batch=128, probe=["knn"]),
+}
+
+
 def check(domain_name: str) -> None:
     """Raise ``ImportError`` or ``OSError`` if a domain cannot run here."""
     getattr(_runs(domain_name), "check", lambda: None)()
@@ -73,7 +99,7 @@ def _runs(name: str) -> Any:
         from . import planted
 
         return planted
-    return domain(name).module("demo_runs")
+    return USUAL[name]() if name in USUAL else domain(name).module("demo_runs")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

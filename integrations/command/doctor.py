@@ -1,7 +1,5 @@
 """``counterpoint doctor``: what this installation can run, and what to install for the rest."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -17,7 +15,8 @@ from pathlib import Path
 import counterpoint as cp
 from counterpoint.install import DISTRIBUTION, install
 
-DOMAINS = ("sentence", "graph", "image", "control")
+from ..domain import NAMES as DOMAINS
+
 EXTRAS = (*DOMAINS, "plots", "report", "race", "cli", "hub", "export", "track", "cluster", "s3", "gcs")
 UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
@@ -51,9 +50,6 @@ def findings() -> Iterator[Finding]:
     yield from map(_extra, EXTRAS)
     if _version("dm-control") is not None:
         yield from (_renderer(name, package) for name, package in RENDERERS.items())
-
-
-# ---- packages ----------------------------------------------------------------------------------
 
 
 def _extra(extra: str) -> Finding:
@@ -94,9 +90,6 @@ def _within(version: str, bounds: str) -> bool:
     return all((_numbers(version) >= _numbers(limit)) == (sign == ">=") for sign, limit in limits)
 
 
-# ---- the machine -------------------------------------------------------------------------------
-
-
 def _device() -> Finding:
     from torch import cuda
 
@@ -118,9 +111,6 @@ def _renderer(name: str, package: str) -> Finding:
         return Finding("renderer", name, "ok", f"renders without a screen, MUJOCO_GL={name}")
     error = (done.stderr.strip().splitlines() or ["no message"])[-1].strip()
     return Finding("renderer", name, "missing", f"cannot render: {error}", f"apt-get install {package}")
-
-
-# ---- the command -------------------------------------------------------------------------------
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,8 +4,6 @@ Parsers, ``--help`` and usage errors need no torch: this module and those that a
 library. What a command runs is imported after its arguments are parsed.
 """
 
-from __future__ import annotations
-
 import argparse
 import io
 import os

@@ -1,6 +1,6 @@
 """``counterpoint objectives``: formula, parameters, advice and evidence of each objective."""
 
-from __future__ import annotations
+from __future__ import annotations  # which imports no torch for them
 
 import argparse
 import inspect
@@ -133,12 +133,9 @@ def _text(description: dict[str, Any]) -> Iterator[str]:
         note = "" if value == parameter["default"] else f" (default {text(parameter['default'])})"
         row = f"      {names:28}{text(value):14} {parameter['expected']}{note}"
         yield fill(row, WIDTH, subsequent_indent=" " * 49)
-    for key, label in (("use", "when"), ("first", "tune first"), ("cost", "cost")):
-        if key in description:
-            yield fill(f"    {label:12}{description[key]}", WIDTH, subsequent_indent=" " * 16)
-    if "near" in description:
-        yield fill(f"    {'negatives':12}{description['near']}", WIDTH, subsequent_indent=" " * 16)
-    for line in description.get("atlas", ()):
-        yield fill(f"    {'atlas':12}{line}", WIDTH, subsequent_indent=" " * 16)
+    labels = {"use": "when", "first": "tune first", "cost": "cost", "near": "negatives"}
+    notes = [(label, description[key]) for key, label in labels.items() if key in description]
+    for label, line in [*notes, *(("atlas", line) for line in description.get("atlas", ()))]:
+        yield fill(f"    {label:12}{line}", WIDTH, subsequent_indent=" " * 16)
     if "doc" in description:
         yield "\n" + re.sub(r":\w+:`([^`]+)`", r"\1", description["doc"])

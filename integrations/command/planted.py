@@ -5,8 +5,6 @@ a class of its own, there is nothing to repair. A view is the image, shifted by 
 pixels erased, and noise. The score is the share of new images whose nearest other view is of the same class.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``counterpoint report``: tables, tests, plain sentences and plots from folders of runs."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys
@@ -37,9 +35,8 @@ def _check(arguments: argparse.Namespace) -> None:
     flags.check_runs(arguments.runs)
     expected = len(arguments.items) < 2 if arguments.runs else len(arguments.items) > 1
     if not expected:
-        what = (
-            "one file beside folders of runs" if arguments.runs else "folders of runs, or --items of two models or more"
-        )
+        several = "folders of runs, or --items of two models or more"
+        what = "one file beside folders of runs" if arguments.runs else several
         raise ValueError(f"expected {what}, got {len(arguments.items)} of --items.")
     for source in arguments.items:
         if arguments.runs:

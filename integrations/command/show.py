@@ -36,11 +36,9 @@ def command(arguments: argparse.Namespace) -> int:
     runs = find_runs(arguments.runs)
     lines, reasons = commands(runs)
     if arguments.json:
-        rows = [
-            {"folder": run.address, "arguments": run.arguments, **_shown(run)}
-            | {"recorded": run.record.get("command"), "reason": reasons.get(run.address)}
-            for run in runs
-        ]
+        rows = [{"folder": run.address, "arguments": run.arguments, **_shown(run)} for run in runs]
+        for run, row in zip(runs, rows, strict=True):
+            row |= {"recorded": run.record.get("command"), "reason": reasons.get(run.address)}
         print(json.dumps({"commands": lines, "runs": rows}, indent=1))
         return 0
     if any(REDACTED in line for line in lines):

@@ -25,7 +25,5 @@ __all__ = [
     "restore", "train",
 ]  # fmt: skip
 
-_MODULES = (
-    "settings", "environment", "replay", "networks", "agent", "evaluation", "representation", "training",
-)  # fmt: skip
+_MODULES = ("settings", "environment", "replay", "agent", "evaluation", "training")
 __getattr__ = lazy(__name__, _MODULES, __all__)

@@ -15,8 +15,6 @@ of a batch, which run channels-last and in chunks; and where CURL moves the enco
 optimizers, one takes twice the step.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -39,9 +37,8 @@ def check_objective(objective: Objective | str) -> Objective:
     if isinstance(loss_fn, Treatment):
         raise ValueError(f"{loss_fn}: the criterion sees similarities, which do not say which keys these are")
     if loss_fn.needs:
-        raise ValueError(
-            f"{loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but the criterion sees embeddings"
-        )
+        needs = " and ".join(sorted(loss_fn.needs))
+        raise ValueError(f"{loss_fn} needs {needs} views, but the criterion sees embeddings")
     return loss_fn
 
 
@@ -78,7 +75,7 @@ class Contrast(nn.Module):
             return [self.target[0](random_crop(frames, size)) for _ in range(self.crops - 1)]
 
 
-class Agent:
+class Agent(nn.Module):
     """Act, and learn from batches of transitions.
 
     Args:
@@ -97,18 +94,17 @@ class Agent:
         scores: str | None = None,
         device: str | torch.device = "cpu",
     ) -> None:
+        super().__init__()
         self.settings = s = settings or AgentSettings()
         self.device, self.updates = torch.device(device), 0
-        self.critic, self.target = (
-            Critic(Encoder(observation[0], s), s.features, actions, s.hidden).apply(initialize).to(self.device)
-            for _ in range(2)
-        )
+        critics = (Critic(Encoder(observation[0], s), s.features, actions, s.hidden) for _ in range(2))
+        self.critic, self.target = (critic.apply(initialize).to(self.device) for critic in critics)
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
         actor = Actor(self.critic.encoder.new_head(), s.features, actions, s.hidden)
         self.actor = actor.apply(initialize).to(self.device)
         contrast = Contrast(objective, self.critic.encoder, self.target.encoder, s.features, scores)
         self.contrast = contrast.to(self.device)
-        self.log_alpha = torch.tensor(s.alpha, device=self.device).log().requires_grad_()
+        self.log_alpha = nn.Parameter(torch.tensor(s.alpha, device=self.device).log())
         self.target_entropy = -float(actions)
         self.optimizers: dict[str, torch.optim.Optimizer] = {
             "critic": adam(self.critic.parameters(), s.lr),
@@ -116,9 +112,6 @@ class Agent:
             "alpha": adam([self.log_alpha], s.alpha_lr, betas=(0.5, 0.999)),
             "contrast": self.contrast.optimizer(s.lr),
         }
-        self.networks: dict[str, nn.Module] = {
-            "critic": self.critic, "target": self.target, "actor": self.actor, "contrast": self.contrast
-        }  # fmt: skip
 
     @torch.no_grad()
     def act(self, observations: Any, explore: bool = False) -> Any:
@@ -182,18 +175,12 @@ class Agent:
 
     def state(self) -> dict[str, Any]:
         """Networks, optimizers and counters as plain data."""
-        return {
-            **{name: module.state_dict() for name, module in self.networks.items()},
-            "log_alpha": self.log_alpha.detach(),
-            "optimizers": {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()},
-            "updates": self.updates,
-        }
+        optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
+        return {"networks": self.state_dict(), "optimizers": optimizers, "updates": self.updates}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore :meth:`state`."""
-        for name, module in self.networks.items():
-            module.load_state_dict(state[name])
+        self.load_state_dict(state["networks"])
         for name, optimizer in self.optimizers.items():
             optimizer.load_state_dict(state["optimizers"][name])
-        self.log_alpha.data.copy_(state["log_alpha"])
         self.updates = state["updates"]

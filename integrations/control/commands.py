@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
@@ -43,12 +44,9 @@ def train_command(arguments: argparse.Namespace) -> int:
     from .. import report
     from . import training
 
-    cells = [
-        training.cell(task, objective, seed, **settings(arguments, task))
-        for task in arguments.task
-        for seed in range(arguments.seed, arguments.seed + arguments.seeds)
-        for objective in arguments.objective or ["infonce:t=1"]
-    ]
+    seeds, specs = range(arguments.seed, arguments.seed + arguments.seeds), arguments.objective or ["infonce:t=1"]
+    grid = product(arguments.task, seeds, specs)
+    cells = [training.cell(task, spec, seed, **settings(arguments, task)) for task, seed, spec in grid]
     runs, code = flags.run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
     if not arguments.json:
@@ -89,12 +87,5 @@ def _evaluate(run: Run, episodes: int) -> dict[str, Any]:
 
     agent, arguments = training.restore(run), run.arguments
     returns = evaluation.evaluate(agent, arguments, episodes)
-    return {
-        "task": arguments["dataset"],
-        "name": run.name,
-        "seed": arguments["seed"],
-        "run": run.address,
-        "score": float(returns.mean()),
-        "spread": float(returns.std()),
-        "returns": returns.tolist(),
-    }
+    row = {"task": arguments["dataset"], "name": run.name, "seed": arguments["seed"], "run": run.address}
+    return {**row, "score": float(returns.mean()), "spread": float(returns.std()), "returns": returns.tolist()}

@@ -1,7 +1,5 @@
 """The part of control in ``counterpoint demo``: CURL's contrastive term on a cart-pole, scored by R^2 of its state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import representation

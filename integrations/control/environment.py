@@ -12,8 +12,6 @@ An episode depends only on the seed of ``reset``, its number since then, and its
 state, and without rendering frames that are not observed.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
 import sys

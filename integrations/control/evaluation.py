@@ -1,7 +1,5 @@
 """Evaluate an agent: the returns of whole episodes with its deterministic policy."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Mapping
 from contextlib import closing

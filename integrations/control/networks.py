@@ -1,8 +1,7 @@
 """The networks of CURL's agent, and the crops that they see."""
 
-from __future__ import annotations
-
 import math
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -54,11 +53,8 @@ class Encoder(nn.Module):
     def __init__(self, channels: int, settings: AgentSettings) -> None:
         super().__init__()
         widths = [channels] + [settings.filters] * settings.layers
-        layers = [
-            layer
-            for i in range(settings.layers)
-            for layer in (nn.Conv2d(widths[i], widths[i + 1], 3, stride=1 if i else 2), nn.ReLU(inplace=True))
-        ]
+        convolutions = (nn.Conv2d(*pair, 3, stride=1 if i else 2) for i, pair in enumerate(pairwise(widths)))
+        layers = [layer for convolution in convolutions for layer in (convolution, nn.ReLU(inplace=True))]
         self.convolutions = nn.Sequential(*layers).to(memory_format=torch.channels_last)
         side = (settings.crop - 3) // 2 + 1 - 2 * (settings.layers - 1)
         self.flat_features, self.features = settings.filters * side**2, settings.features

@@ -7,8 +7,6 @@ Checkpoints are incremental: :meth:`Replay.save` writes the frames since the las
 previous checkpoint needs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -148,9 +148,6 @@ def principal_components(frames: Tensor, new: Tensor, count: int, crop: int) -> 
     return (x - mean) @ v, (x_new - mean) @ v
 
 
-# ---- ridge regression --------------------------------------------------------------------------
-
-
 def ridge_r2(x: Tensor, y: Tensor, x_new: Tensor, y_new: Tensor, group: Tensor) -> Tensor:
     """R^2 of every column of ``y_new``, predicted from ``x_new`` by ridge regression fitted to ``x`` and ``y``.
 
@@ -182,9 +179,6 @@ def _ridge(x: Tensor, y: Tensor, x_new: Tensor) -> Tensor:
     shrunk = s / (s**2 + PENALTIES.unsqueeze(1) * len(x))  # (penalties, components)
     weights = shrunk.unsqueeze(2) * (u.T @ (y - middle))
     return ((x_new - mean) / scale) @ vt.T @ weights + middle  # type: ignore[no-any-return]
-
-
-# ---- a cell of a grid --------------------------------------------------------------------------
 
 
 def cell(task: str, objective: str | None, seed: int, label: str | None = None, **changes: Any) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The settings of a control run, of its agent and of a representation run, and the domain; imports no torch."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, fields
 from importlib.util import find_spec

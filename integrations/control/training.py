@@ -1,8 +1,5 @@
 """Reinforcement learning with CURL as a run that can be interrupted."""
 
-from __future__ import annotations
-
-from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil
 import time
@@ -75,10 +72,9 @@ def train(run: Run) -> None:
 def learn(run: Run, env: Control) -> Agent:
     """Let an agent act and learn by turns, and evaluate it. The checkpoint has the state of all that takes part."""
     arguments, settings = run.arguments, AgentSettings(**run.arguments["settings"])
-    agent = build(arguments, env.action_space.shape[0])
-    replay = Replay(
-        settings.capacity, (3, settings.size, settings.size), env.action_space.shape[0], settings.stack, agent.device
-    )
+    actions, frame = env.action_space.shape[0], (3, settings.size, settings.size)
+    agent = build(arguments, actions)
+    replay = Replay(settings.capacity, frame, actions, settings.stack, agent.device)
     folder, repeat = run.path / "replay", arguments["repeat"]
     if (state := run.load(lambda state: replay.load(folder, state["replay"]))) is None:
         total, decisions = 0.0, 0
@@ -137,7 +133,7 @@ def restore(run: Run | str | Path) -> Agent:
         raise ValueError(f"{run.path} is a run of {run.arguments['domain']}, not of control.")
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint yet.")
-    actions = state["agent"]["actor"]["trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each
+    actions = state["agent"]["networks"]["actor.trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each
     agent = build(run.arguments, actions)
     agent.load(state["agent"])
     return agent

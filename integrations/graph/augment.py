@@ -11,8 +11,6 @@ neighborhoods, so that it never leaves the first node's neighbors: that is ``Sub
 Paper: You et al. 2020, Graph contrastive learning with augmentations, https://arxiv.org/abs/2010.13902
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from typing import Any

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from .. import flags
-from ..domain import accuracies, check, defaults, encoder_of
+from ..domain import accuracy_tables, check, defaults
 from .presets import PRESETS, preset
-from .settings import PROBES, Settings, bag, cell, check_dataset, untrained
+from .settings import DOMAIN, PROBES, Settings, bag, cell, check_dataset, untrained
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -53,24 +52,14 @@ def train_command(arguments: argparse.Namespace) -> int:
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             cells += [bag(dataset, seed, **changes), untrained(dataset, seed, **changes)]
             cells += [cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
-    runs, code = flags.run_cells(_train, cells, arguments, "train graph", prepare=partial(_prepare, bare))
+
+    def prepare() -> None:
+        for one in bare:  # wrong data is an error before any training
+            DOMAIN.module("data").prepare(one)
+
+    runs, code = flags.run_cells(DOMAIN.train, cells, arguments, "train graph", prepare=prepare)
     report.show(runs, arguments.json)
     return code
-
-
-def _prepare(cells: Iterable[Mapping[str, Any]]) -> None:
-    """Fail on wrong data before any training."""
-    from .data import prepare
-
-    for arguments in cells:
-        prepare(arguments)
-
-
-def _train(run: Run) -> None:
-    """Train a run; PyG, whose import takes seconds, is not imported if all runs are done."""
-    from .training import train
-
-    train(run)
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,25 +92,15 @@ def eval_command(arguments: argparse.Namespace) -> int:
     for _, by_name in flags.each(runs, partial(_embeddings, dataset=arguments.data)):
         embeddings |= by_name  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    tasks: list[tuple[tuple[str, str, str], str, int]] = list(
-        product(embeddings, arguments.probe, range(arguments.seeds))
-    )
+    tasks = list(product(embeddings, arguments.probe, range(arguments.seeds)))
     for (dataset, name, which), probe, seed in store.track(tasks, "evaluated"):
         result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(rows)))
+    values = ((f"{row['dataset']}, {row['probe']}", row["name"], row["accuracy"]) for row in rows)
+    table = accuracy_tables(values, "encoders and splits")
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(table))
     return 0
-
-
-def _table(rows: list[dict[str, Any]]) -> Iterable[str]:
-    tables: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in rows:
-        values = tables.setdefault((row["dataset"], row["probe"]), {})
-        values.setdefault(row["name"], []).append(row["accuracy"])
-    for (dataset, probe), values in tables.items():
-        yield f"{dataset}, {probe}: accuracy in % ± deviation (number of encoders and splits)"
-        yield from accuracies(values)
 
 
 def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tuple[Any, Any]]:
@@ -134,7 +113,7 @@ def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tup
     from .training import BAG, UNTRAINED, build
 
     data = load_cached(dataset or run.arguments["dataset"], run.arguments["features"])
-    encoder = encoder_of(run)
+    encoder = flags.encoder_of(run)
     try:
         before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
         trained = embed(encoder, data)

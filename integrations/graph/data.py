@@ -119,13 +119,9 @@ class GraphSet:
         nodes, edges = self.nodes[index], self.edges[index]
         ptr = cumsum(nodes)
         row, column = _spans(first_node[index], nodes), _spans(first_edge[index], edges)
-        return Batch(
-            x=self.x[row],
-            edge_index=self.edge_index[:, column] + ptr[:-1].repeat_interleave(edges),
-            y=self.y[index],
-            batch=torch.arange(len(index)).repeat_interleave(nodes),
-            ptr=ptr,
-        )
+        edge_index = self.edge_index[:, column] + ptr[:-1].repeat_interleave(edges)
+        graph = torch.arange(len(index)).repeat_interleave(nodes)  # of each node
+        return Batch(x=self.x[row], edge_index=edge_index, y=self.y[index], batch=graph, ptr=ptr)
 
 
 def _spans(starts: Tensor, lengths: Tensor) -> Tensor:
@@ -214,9 +210,6 @@ KINDS: dict[str, Callable[[int, int], Any]] = {
     "geometric": lambda n, seed: networkx.random_geometric_graph(n, (1.35 / n) ** 0.5, seed=seed),
 }
 """The classes of :func:`demo`, in the order of their numbers."""
-
-
-# ---- the data of a cell ------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=2)

@@ -4,8 +4,6 @@ The classifier's one setting is chosen by cross-validation within the training f
 not even the scaling of the features.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import warnings
 from dataclasses import dataclass

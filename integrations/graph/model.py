@@ -1,7 +1,5 @@
 """GraphCL's encoder and the module that is pre-trained."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from copy import copy

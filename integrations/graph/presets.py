@@ -1,23 +1,13 @@
 """The recipes of the papers: the spec of the objective, and the other settings of a cell."""
 
-from __future__ import annotations
-
 from counterpoint.names import nearest
 
 from ..domain import Preset, check_choice
+from .settings import KNOWN
 
-# from the published commands of ADNCE's graph code, which have mu=0.3 for COLLAB and t=0.55 for IMDB-BINARY, neither of
-# which Table 9 has
-AUGMENT = {
-    "NCI1": "random3",
-    "PROTEINS": "random4",
-    "DD": "random2",
-    "MUTAG": "random2",
-    "COLLAB": "random4",
-    "REDDIT-BINARY": "random2",
-    "REDDIT-MULTI-5K": "random2",
-    "IMDB-BINARY": "random2",
-}
+# from the published commands of ADNCE's graph code, where DD, MUTAG, REDDIT-* and IMDB-BINARY have random2; they have
+# mu=0.3 for COLLAB and t=0.55 for IMDB-BINARY, neither of which Table 9 has
+AUGMENT = {"NCI1": "random3", "PROTEINS": "random4", "COLLAB": "random4"}
 # GraphCL (arXiv:2010.13902), unsupervised_TU; ADNCE (arXiv:2305.17440), Table 9, t, mu and sigma of each data set
 PRESETS = ("graphcl", "adnce")
 
@@ -37,5 +27,5 @@ def preset(name: str, dataset: str) -> Preset:
     from ..report.papers import paper_settings
 
     if (known := paper_settings("graph", dataset)) is None:
-        raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, AUGMENT)}")
+        raise ValueError(f"preset adnce: the paper has no settings for {dataset!r}.{nearest(dataset, KNOWN)}")
     return Preset("adnce:t={t},mu={mu},sigma={sigma},denominator=mean".format(**known), settings)

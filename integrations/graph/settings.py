@@ -1,7 +1,5 @@
 """The settings of a graph run, its cells, and the domain; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,13 +49,10 @@ class Settings:
     layers: int = setting(3, "layers of the encoder", low=1)
     probe: str = setting("svm", "classifier that evaluates the embeddings", choices=PROBES)
     folds: int = setting(10, "test folds", low=2)
-    part: str = setting(
-        "all", "graphs whose classes are used: all, or 30 % to tune on, or the other 70 % to report", choices=PARTS
-    )
+    part: str = setting("all", "graphs to report on: all, or 30 % to tune on, or the other 70 %", choices=PARTS)
     protocol: str = setting(
         "inner",
-        "inner: evaluate with --probe after training; official: with GraphCL's kernel SVM during training too, and "
-        "report its best test accuracy beside the last",
+        "official: evaluate during training too, with GraphCL's kernel SVM, and report its best beside the last",
         choices=PROTOCOLS,
     )
     device: str = setting("cpu", flag=False)

@@ -1,7 +1,5 @@
 """Pre-training without labels, in your own loop or as a run that can be interrupted."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,6 +69,9 @@ def pretrain(
         store.set_rng_state(state["rng"])
         start = state["step"]
     model.train()
+    reports: dict[str, float] = {}
+    steps = sum(1 for _ in batches(len(data), batch, torch.Generator()))
+    hooks = cp.log_reports(model, reports.update, every=steps)
     saved, remaining = time.monotonic(), range(start, epochs)
     for epoch in remaining if run is None else run.track(remaining, total=epochs):
         total = 0.0
@@ -83,15 +84,13 @@ def pretrain(
         numbers = {} if after is None else after(epoch + 1)
         if run is None:
             continue
-        run.log(epoch + 1, loss=total / len(data), **numbers)
+        run.log(epoch + 1, loss=total / len(data), **numbers, **reports)
         if epoch + 1 == epochs or time.monotonic() - saved >= SAVE_EVERY:
             state = {"model": model.state_dict(), "optimizer": adam.state_dict(), "rng": store.rng_state()}
             state["generators"] = [generator.get_state() for generator in generators]
             run.save(state, epoch + 1)
             saved = time.monotonic()
-
-
-# ---- a run ---------------------------------------------------------------------------------------
+    hooks.close()
 
 
 def build(arguments: dict[str, Any], width: int) -> Pretraining:
@@ -102,9 +101,8 @@ def build(arguments: dict[str, Any], width: int) -> Pretraining:
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
     # one random stream per view, so that the first views do not depend on how many the objective asks for
-    augments = [
-        augmentation(arguments["augment"], 1000 * (seed + 1) + view, hops=arguments["hops"]) for view in range(1, views)
-    ]
+    name, hops = arguments["augment"], arguments["hops"]
+    augments = [augmentation(name, 1000 * (seed + 1) + view, hops=hops) for view in range(1, views)]
     model = Pretraining(encoder, objective, augments, arguments["pairing"])
     return model.to(arguments["device"])
 

@@ -9,8 +9,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterpoint.install import install
-
 from .. import flags
 
 if TYPE_CHECKING:
@@ -38,9 +36,8 @@ def export_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_run(parser: argparse.ArgumentParser, domains: str) -> None:
-    parser.add_argument(
-        "run", type=lambda text: flags.store(text, written=False), help=f"folder of a finished run of {domains}"
-    )
+    folder = f"folder of a finished run of {domains}"
+    parser.add_argument("run", type=lambda text: flags.store(text, written=False), help=folder)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs([arguments.run]))
 
@@ -65,10 +62,9 @@ def _run(folder: str | Path) -> Run:
 
 def push_command(arguments: argparse.Namespace) -> int:
     """Push a run, or write the folder that would be pushed."""
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError(f"the hub needs huggingface_hub: {install('hub')}") from error
+    from . import encoder  # noqa: F401  names the extra to install  # isort: skip
+    from huggingface_hub import HfApi
+
     from .folder import check, write
 
     run = _run(arguments.run)
@@ -77,7 +73,7 @@ def push_command(arguments: argparse.Namespace) -> int:
         place = str(write(run, arguments.name, arguments.folder))
         _say(arguments, {"run": run.address, "folder": place}, f"wrote {place}; nothing was pushed")
         return 0
-    hub = huggingface_hub.HfApi()
+    hub = HfApi()
     with tempfile.TemporaryDirectory() as folder:
         write(run, arguments.name, Path(folder))
         try:

@@ -1,12 +1,9 @@
 """Write a trained encoder in a format that needs no counterpoint, and check that its outputs are the same."""
 
-from __future__ import annotations
-
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +33,19 @@ def export(run: Run, format: str, path: Path) -> float:
     """
     check(run, ("sentence", "image"))
     published = domain(run.arguments["domain"]).module("published")
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary, disabled = path.with_name(f"{path.name}.tmp"), logging.root.manager.disable
     try:
         module, batches = published.exported(run), published.samples(run)
-        with _quiet(), torch.no_grad():
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")  # exporters remark on their own internals
+            logging.disable(logging.WARNING)
             call = WRITE[format](module, batches[0], temporary)
             difference = max(_difference(module(*batch), call(*batch)) for batch in batches)
         if not difference <= TOLERANCE:
             raise ValueError(f"{path}: its outputs differ by {difference:.1e}; expected at most {TOLERANCE:.0e}.")
         os.replace(temporary, path)
     finally:
+        logging.disable(disabled)
         temporary.unlink(missing_ok=True)
     return difference
 
@@ -94,16 +94,3 @@ def _onnx(module: nn.Module, batch: tuple[Tensor, ...], path: Path) -> Call:
 
 
 WRITE = {"torch-export": _torch_export, "onnx": _onnx}
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the exporters' remarks about their own internals."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

@@ -1,7 +1,5 @@
 """The folder that is pushed: weights as safetensors, configuration, the run's record, and the model card."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,18 +77,15 @@ def card(run: Run, name: str, pipeline: str, size: int | None = None) -> str:
         data,
         template_path=str(Path(__file__).with_name("card.md.jinja")),
         name=name,
-        title=name.partition("/")[2],
-        domain=arguments["domain"],
+        arguments=arguments,
+        record=run.record,
         dataset=in_markdown(Path(dataset_name(run.arguments)).name),
         objective=_code(spec or run.name),
         spec=_code(str(spec)),
-        made_with=run.record.get("versions", {}).get("counterpoint", ""),
         size=size,
         evaluation=EVALUATIONS[arguments["domain"]],
         results=list(results(seeds_of(run), run)),
         command=visible(without_folders(run.record.get("command") or "")),
-        checksum=run.record.get("data"),
-        seed=arguments["seed"],
         settings=json.dumps(settings, indent=1, ensure_ascii=False),
         papers=[kind.paper for name, kind in known().items() if re.search(rf"\b{name}\b", spec or "")],
         version=cp.__version__,

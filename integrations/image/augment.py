@@ -5,8 +5,6 @@ distribution of lightly's ``SimCLRViewTransform``, but draws the parameters of a
 same, except that PIL rounds to whole gray levels after each step.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -125,10 +123,9 @@ class Recipe:
 
 
 # s = 0.5 in SimCLR's color distortion, as in the code that DCL, HCL, ADNCE and IntNaCl share for CIFAR
-CIFAR = Recipe()
 RECIPES = {
-    "cifar": CIFAR,
-    "cifar-blur": replace(CIFAR, blur=0.3),
+    "cifar": Recipe(),
+    "cifar-blur": Recipe(blur=0.3),
     "simclr": Recipe(jitter=(0.8, 0.8, 0.8, 0.2), blur=0.5),
     "moco": Recipe(min_scale=0.2, jitter=(0.4, 0.4, 0.4, 0.1), blur=0.5),
     "digits": Recipe(min_scale=0.4, flip=0.0, jitter=(0.4, 0.4, 0.0, 0.0), grey=0.0),
@@ -141,9 +138,6 @@ def recipe(name: str, size: int | tuple[int, int] = 32) -> Recipe:
     """The recipe of that name, for views of ``size`` pixels."""
     check_choice("augment", name, RECIPES)
     return replace(RECIPES[name], size=size)
-
-
-# ---- crop --------------------------------------------------------------------------------------
 
 
 def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) -> Tensor:
@@ -193,9 +187,6 @@ def _resampling(start: Tensor, length: Tensor, full: int, size: int, mirrored: T
     return weight / weight.sum(2, keepdim=True)
 
 
-# ---- color ------------------------------------------------------------------------------------
-
-
 def _luma(x: Tensor) -> Tensor:
     red, green, blue = x.unsqueeze(2).unbind(1)
     return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
@@ -225,9 +216,6 @@ JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
     lambda x, factor: _blend(x, _luma(x), factor),
     _hue,
 )
-
-
-# ---- blur --------------------------------------------------------------------------------------
 
 
 def gaussian_blur(x: Tensor, sigma: Tensor) -> Tensor:

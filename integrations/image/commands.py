@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from counterpoint.names import check_known
 
 from .. import flags
-from ..domain import accuracies, encoder_of
+from ..domain import accuracy_tables
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_cell, check_dataset
 
@@ -131,25 +130,16 @@ def eval_command(arguments: argparse.Namespace) -> int:
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
             train, test = (load(arguments.data, split, train.size[0]).with_classes() for split in SPLITS)
-        encoder = encoder_of(run).to(arguments.device)
+        encoder = flags.encoder_of(run).to(arguments.device)
         return test, evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
     rows: list[dict[str, Any]] = []
-    values: dict[str, dict[str, list[float]]] = {}  # of each number, by row
-    title = ""
+    values: list[tuple[str, str, float]] = []
     for run, (test, result) in flags.each(runs, measure):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         rows.append({"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": run.address, **result})
-        for name, value in result.items():
-            values.setdefault(name, {}).setdefault(run.name, []).append(value)
-        title = title or test.name + (f" ({test.note})" if test.note else "")
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(_table(title, values)))
+        title = test.name + (f" ({test.note})" if test.note else "")
+        values += [(f"{title}, {name}", run.name, value) for name, value in result.items()]
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(accuracy_tables(values, "runs")))
     return 0
-
-
-def _table(title: str, values: Mapping[str, Mapping[str, Sequence[float]]]) -> Iterator[str]:
-    yield f"{title}: accuracy in % ± deviation (number of runs)"
-    for name, rows in values.items():
-        yield f"  {name}"
-        yield from (f"  {line}" for line in accuracies(rows))

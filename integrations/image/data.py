@@ -1,7 +1,5 @@
 """Image sets by name: torchvision's, CIFAR-10 offline, digits that need no download, and folders; the data of a run."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import io
 import os

@@ -1,7 +1,5 @@
 """Evaluate a trained encoder: probes of its features, attacks and shifted images."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -13,12 +11,13 @@ import torch
 import torch.nn.functional as F
 from lightly.utils.benchmarking import knn_predict
 from torch import Tensor, nn
+from torchvision.transforms.functional import convert_image_dtype
 
 import counterpoint as cp
 from counterpoint.views import evaluation_mode
 
 from .. import store
-from ..domain import check_choice, majority
+from ..domain import check_choice
 from .augment import Recipe
 from .image_set import ImageSet
 from .settings import PROBES, EvaluationSettings
@@ -79,21 +78,8 @@ def evaluate(
     return results
 
 
-def majorities(results: Iterable[str], test: ImageSet) -> dict[str, float]:
-    """Return, for each accuracy on images as they are, the share of the largest class among them in percent."""
-    return {name: majority(test.y.tolist()) for name in results if name in ("knn", "linear") or name.startswith("aug")}
-
-
-# ---- features and probes -----------------------------------------------------------------------
-
-
 def _device(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
-
-
-def _floats(x: Tensor) -> Tensor:
-    """Pixels in ``[0, 1]``, of ``uint8`` images or of such pixels."""
-    return x.float() / 255 if x.dtype == torch.uint8 else x
 
 
 def _count_classes(*sets: ImageSet) -> int:
@@ -112,7 +98,7 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     device = _device(encoder)
     with evaluation_mode(encoder):
         parts = store.track(x.split(batch), "features, batches")
-        return torch.cat([encoder(_floats(part.to(device))).float() for part in parts])
+        return torch.cat([encoder(convert_image_dtype(part.to(device))).float() for part in parts])
 
 
 def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
@@ -186,8 +172,6 @@ def linear_accuracy(
     return _accuracies(probe(features(encoder, test.x)), test.y)[0]
 
 
-# ---- attacks and shifted images ----------------------------------------------------------------
-
 Attack = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 """From a loss and images to perturbed images."""
 
@@ -221,7 +205,7 @@ def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Att
     with evaluation_mode(classifier):
         parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))
         for part, truth in store.track(parts, "attacks, batches"):
-            clean, truth = _floats(part.to(device)), truth.to(device)
+            clean, truth = convert_image_dtype(part.to(device)), truth.to(device)
 
             def loss(images: Tensor, truth: Tensor = truth) -> Tensor:
                 return F.cross_entropy(classifier(images), truth, reduction="sum")

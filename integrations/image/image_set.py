@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.functional import center_crop, resize
 
 from .. import store
 
@@ -133,11 +134,4 @@ def from_pictures(
 
 def _pixels(picture: Image.Image, size: int) -> np.ndarray[Any, Any]:
     """``(size, size, 3)`` RGB bytes; gray values are repeated, transparency is dropped."""
-    picture = picture.convert("RGB")
-    if picture.size != (size, size):
-        shorter = min(picture.size)
-        width, height = (max(size, round(side * size / shorter)) for side in picture.size)
-        left, top = (width - size) // 2, (height - size) // 2
-        picture = picture.resize((width, height), Image.Resampling.BILINEAR)
-        picture = picture.crop((left, top, left + size, top + size))
-    return np.array(picture)
+    return np.array(center_crop(resize(picture.convert("RGB"), [size]), [size]))

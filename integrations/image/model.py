@@ -1,10 +1,10 @@
 """Encoders, and the methods that train them with any objective: SimCLR and MoCo v2."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from lightly.models.modules import heads
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
 from torch import Tensor, nn
 from torchvision import models
+from torchvision.ops import Conv2dNormActivation
 
 import counterpoint as cp
 from counterpoint.objective import Objective
@@ -30,19 +31,19 @@ class Encoder(nn.Module):
     """Map images in ``[0, 1]`` to features. Standardization happens inside, so attacks act on pixels.
 
     Args:
-        name: ``conv4``, a small network for a CPU; ``resnet18``, ``resnet50`` or any other classifier of
+        backbone: ``conv4``, a small network for a CPU; ``resnet18``, ``resnet50`` or any other classifier of
             ``torchvision.models``.
         size: of the images in pixels. ResNets for up to 64 pixels begin with a 3 x 3 convolution and no pooling.
         channels: of the first layer of ``conv4``.
     """
 
-    def __init__(self, name: str = "resnet18", size: int = 32, channels: int = 32) -> None:
+    def __init__(self, backbone: str = "resnet18", size: int = 32, channels: int = 32) -> None:
         super().__init__()
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(MEAN).view(-1, 1, 1), False)
         self.register_buffer("std", torch.tensor(STD).view(-1, 1, 1), False)
-        self.network = _network(name, size, channels)
+        self.network = _network(backbone, size, channels)
         with torch.no_grad(), evaluation_mode(self):
             self.width = self(torch.zeros(1, 3, max(size, 8), max(size, 8))).shape[1]
 
@@ -67,15 +68,8 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
 
 
 def _conv4(width: int) -> nn.Module:
-    layers: list[nn.Module] = []
-    channels = 3
-    for out in (width, 2 * width, 4 * width, 8 * width):
-        layers += [nn.Conv2d(channels, out, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
-        channels = out
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1))
-
-
-# ---- methods -----------------------------------------------------------------------------------
+    widths = pairwise((3, width, 2 * width, 4 * width, 8 * width))
+    return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
 
 
 class Method(nn.Module):
@@ -120,16 +114,10 @@ class SimCLR(Method):
         z = [project(view) for view in views]
         self.projections = z[0].detach(), z[1].detach()
         if needs := self.objective.needs:
-            options |= cp.views.perturbed(
-                project,
-                views[0],
-                views[1],
-                self.objective,
-                epsilon=self.settings.epsilon if "adversarial" in needs else None,
-                mixed=min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0,
-                clip=(0.0, 1.0),
-                generator=self.generator,
-            )
+            epsilon = self.settings.epsilon if "adversarial" in needs else None
+            mixed = min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0
+            perturbed = partial(cp.views.perturbed, project, views[0], views[1], self.objective, clip=(0.0, 1.0))
+            options |= perturbed(epsilon=epsilon, mixed=mixed, generator=self.generator)
         return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 

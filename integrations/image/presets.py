@@ -1,7 +1,5 @@
 """The recipes of the papers: the spec of the objective, and the settings that differ from the defaults."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from counterpoint.names import check_known

@@ -1,7 +1,5 @@
 """Pre-training: a method with its augmentation and optimizer, and a loop on Lightning Fabric that resumes."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import time
@@ -82,18 +80,12 @@ class Pretraining(nn.Module):
         return LARS(groups, momentum=0.9, **options)  # type: ignore[no-any-return]
 
 
-# ---- batches -----------------------------------------------------------------------------------
-
-
 def batches(data: ImageSet, module: Pretraining, epoch: int = 0) -> list[Tensor]:
     """The rows of each batch of an epoch, in the order of seed and epoch; an incomplete last batch is dropped."""
     batch = module.settings.batch
     check_fits(data.name, batch, len(data))
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(module.seed + epoch))
     return [rows for rows in order.split(batch) if len(rows) == batch]
-
-
-# ---- training ----------------------------------------------------------------------------------
 
 
 def pretrain(

@@ -1,7 +1,6 @@
 """The runs of a grid: cells, training, and restoring a trained encoder."""
 
-from __future__ import annotations
-
+import json
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import store
-from ..domain import defaults
+from ..domain import defaults, majority
 from ..store.run import Run
 from . import data, evaluation, model
 from .augment import recipe
@@ -53,11 +52,8 @@ def allowed_probes(arguments: Mapping[str, Any], images: data.Data) -> list[str]
 
 def check(cells: Iterable[Mapping[str, Any]]) -> None:
     """Raise the errors of every cell's arguments before the first one trains."""
-    checked = []
-    for arguments in cells:
-        if (without_seed := {**arguments, "seed": 0}) in checked:
-            continue
-        checked.append(without_seed)
+    by_seed = {json.dumps({**arguments, "seed": 0}): arguments for arguments in cells}
+    for arguments in by_seed.values():
         images = data.prepare(arguments)
         allowed_probes(arguments, images)
         batches(images.train, build(arguments, images.train.size[0]))
@@ -82,7 +78,8 @@ def train(run: Run) -> None:
     encoder = module.method.encoder
     result = evaluation.evaluate(encoder, images.labelled, images.test, probes, settings, arguments["seed"])
     losses = [line["loss"] for line in run.metrics() if "loss" in line]
-    shares = evaluation.majorities(result, images.test)
+    share = majority(images.test.y.tolist())
+    shares = {name: share for name in result if name in ("knn", "linear") or name.startswith("aug")}
     run.export(encoder)
     run.finish(result or {"loss": losses[-1] if losses else math.nan}, note=images.test.note, majority=shares)
 
@@ -92,7 +89,6 @@ def restore(run: Run | str | Path) -> Method:
     run = Run.read(run)
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint.")
-    size = data.image_size(run.arguments["dataset"], run.arguments["size"])
-    module = build(run.arguments, size)
+    module = build(run.arguments, data.image_size(run.arguments["dataset"], run.arguments["size"]))
     module.load_state_dict(state["state_dict"])
     return module.method.eval()

@@ -8,18 +8,18 @@ means stands the p-value of a permutation test, which exchanges two models' scor
 what seeds and items contribute, less what both count; Student's t has the degrees of freedom of Satterthwaite.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..items import Items, read, relative
 from ..store.run import Run
 from .statistics import FEWEST, MANY, Verdict, _verdicts
-from .summary import Report, is_check, plural, usual_margin
+from .summary import Report, digits, is_check, plural, usual_margin
 from .words import with_interval
 
 DRAWS = 4000
@@ -44,7 +44,7 @@ class ItemReport:
 
     def sentences(self) -> Iterator[str]:
         """Yield a sentence on these models, and one on training again."""
-        values = ", ".join(f"{row} {value:.{self._digits}f}" for row, value in self.values.items())
+        values = ", ".join(f"{row} {value:.{digits(self.values.values())}f}" for row, value in self.values.items())
         these = "; ".join(self._row(row, verdict) for row, verdict in self.these.items())
         yield f"{self.title}, {self.items} items: {values}. These models on new items: {these}."
         if self.again:
@@ -53,18 +53,13 @@ class ItemReport:
         elif self.seeds:
             yield f"{self.title}: whether training again gives the same, {FEWEST} seeds or more tell."
 
-    @property
-    def _digits(self) -> int:
-        return 2 if max(map(abs, self.values.values())) >= 2 else 4
-
     def _row(self, row: str, verdict: Verdict, again: bool = False) -> str:
-        sizes = with_interval(verdict.difference, verdict.low, verdict.high, self._digits)
+        sizes = with_interval(verdict.difference, verdict.low, verdict.high, digits(self.values.values()))
         text = f"{row} minus {self.baseline} {sizes} {verdict.kind}, p = {verdict.corrected:.2g}"
         text += f" (by permutation {self.permutation[row]:.2g})" if row in self.permutation and not again else ""
         if verdict.kind == "cannot tell" and not again:
-            text += (
-                f", {f'about {verdict.missing}' if verdict.missing < MANY else f'over {MANY}'} more items would tell"
-            )
+            missing = f"about {verdict.missing}" if verdict.missing < MANY else f"over {MANY}"
+            text += f", {missing} more items would tell"
         return text
 
     def plain(self) -> dict[str, Any]:
@@ -98,8 +93,6 @@ def compare_items(
     >>> compare_items("test", "a", models, seeds=False).these["b"].kind
     'different'
     """
-    import numpy as np
-
     scores, gold = _aligned(models)
     rows = {row: [s for s in own if s in scores[baseline]] for row, own in scores.items() if row != baseline}
     if not all(rows.values()):
@@ -157,8 +150,6 @@ def _file(run: Run, place: str) -> Path:
 
 def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[int, Any]], Any]:
     """Return the scores of each row and seed in one order of the items, and the gold scores."""
-    import numpy as np
-
     name, first = next((row, items) for row, own in models.items() for items in own.values())
     scores: dict[str, dict[int, Any]] = {}
     for row, own in models.items():
@@ -183,8 +174,6 @@ def measure(scores: Any, gold: Any = None, weights: Any = None) -> Any:
         gold: ``(n,)`` or None.
         weights: ``(draws, n)``, how often an item counts; by default each once.
     """
-    import numpy as np
-
     weights = np.ones((1, len(scores))) if weights is None else weights
     if gold is None:
         return weights @ scores / weights.sum(1)
@@ -196,8 +185,6 @@ def measure(scores: Any, gold: Any = None, weights: Any = None) -> Any:
 
 def _midranks(values: Any, weights: Any) -> Any:
     """Return the rank of each item among items that count as often as ``weights`` ``(draws, n)``; ties share one."""
-    import numpy as np
-
     group = np.unique(values, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
     sizes = np.add.reduceat(weights[:, order], np.flatnonzero(np.diff(group[order], prepend=-1)), axis=1)

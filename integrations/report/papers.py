@@ -6,8 +6,6 @@ agree, others may differ); ``with`` of a row lists other arguments that must agr
 table is how its models were trained and evaluated. Only where all of that agrees, a number stands beside our run.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import chain, cycle
+from itertools import cycle
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 PANELS = 3  # learning curves side by side
 GREY = "#808080"
 POINTS = 60  # of a curve; longer curves are averaged in bins
-
-Series = dict[str, tuple[torch.Tensor, torch.Tensor]]  # the steps and the values of each number
 
 
 class Style(NamedTuple):
@@ -52,12 +50,6 @@ def save(drawing: Figure, path: str | Path) -> None:
     """Save a figure atomically, in the format that the name's ending says; PNG without one."""
     with atomic(path) as file:
         drawing.savefig(file, dpi=150, format=Path(path).suffix[1:] or "png")
-
-
-def name_rows(axes: Axes, rows: Iterable[str], width: int) -> None:
-    """Label the rows with their names instead of their numbers."""
-    names = [fill(row.replace(",", ", "), width) for row in rows]
-    axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
 
 
 def draw_values(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
@@ -108,7 +100,8 @@ def draw_opening(axes: Axes, column: Column, looks: dict[str, Style]) -> None:
     """Draw the differences to the baseline with the rows' names, or every seed without a baseline."""
     shown = replace(column, cells={row: column.cells[row] for row in column.compared or column.cells})
     (draw_differences if column.compared else draw_values)(axes, shown, looks)
-    name_rows(axes, shown.cells, 18)
+    names = [fill(row.replace(",", ", "), 18) for row in shown.cells]
+    axes.set_yticks(range(len(names)), names, fontsize=8, parse_math=False)
 
 
 def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str) -> None:
@@ -120,12 +113,12 @@ def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str)
 
 def curves(column: Column) -> list[str]:
     """Return names of numbers that runs logged more than once, the column's metric first; not those of single folds."""
-    logged = dict.fromkeys(key for run in column.runs for key in _series(run))
+    logged = dict.fromkeys(key for run in column.runs for line in _lines(run) for key in line)
     drawn = [
         key
         for key in logged
         if not re.fullmatch(r"step|fold\d+", key)
-        and any(len(_band([*map(_series, cell.runs)], key)[0]) > 1 for cell in column.cells.values())
+        and any(len(_band(cell.runs, key)[0]) > 1 for cell in column.cells.values())
     ]
     return sorted(drawn, key=lambda key: key not in column.metric.split())[:PANELS]
 
@@ -134,7 +127,7 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
     """Draw a logged number over epochs or steps: mean and standard deviation over seeds, and a paper's number."""
     units: list[str] = []
     for row, cell in column.cells.items():
-        steps, mean, spread = _band([*map(_series, cell.runs)], key)
+        steps, mean, spread = _band(cell.runs, key)
         if cell.check is not None or not steps:
             continue  # a row that trains nothing would stretch the axis
         units += [str(run.record.get("axis", "step")) for run in cell.runs]
@@ -150,29 +143,19 @@ def draw_curve(axes: Axes, column: Column, key: str, looks: dict[str, Style]) ->
 
 
 @lru_cache(maxsize=1024)
-def _series(run: Run) -> Series:
-    return _by_name(run.metrics())
+def _lines(run: Run) -> list[dict[str, float]]:
+    return run.metrics()
 
 
-def _by_name(lines: Sequence[dict[str, float]]) -> Series:
-    """Return the steps and the values of each number that was logged, without those that could not be computed."""
-    columns = {
-        name: torch.tensor([line.get(name, math.nan) for line in lines], dtype=torch.float64)
-        for name in dict.fromkeys(chain.from_iterable(lines))
-    }
-    return {name: (columns["step"][~x.isnan()], x[~x.isnan()]) for name, x in columns.items()}
-
-
-def _band(logs: Sequence[Series], key: str) -> tuple[list[float], list[float], list[float]]:
-    """Return the steps that all seeds have, with the mean and the standard deviation over seeds."""
-    series = [log[key] for log in logs if key in log]
-    if not series:
+def _band(runs: Sequence[Run], key: str) -> tuple[list[float], list[float], list[float]]:
+    """Return the steps at which all seeds logged a number, with its mean and standard deviation over seeds."""
+    logs = [
+        {line["step"]: line[key] for line in _lines(run) if not math.isnan(line.get(key, math.nan))} for run in runs
+    ]
+    if not (common := sorted({*logs[0]}.intersection(*logs[1:]))):
         return [], [], []
-    values = torch.cat([values for _, values in series])
-    steps, where, counts = torch.cat([steps for steps, _ in series]).unique(return_inverse=True, return_counts=True)
-    means = torch.zeros_like(steps).index_add(0, where, values) / counts
-    spreads = (torch.zeros_like(steps).index_add(0, where, (values - means[where]) ** 2) / counts).sqrt()
-    common = counts >= len(logs)
-    size = max(1, math.ceil(int(common.sum()) / POINTS))
-    steps, means, spreads = ([float(x.mean()) for x in each[common].split(size)] for each in (steps, means, spreads))
+    values = torch.tensor([[log[step] for log in logs] for step in common], dtype=torch.float64)
+    size = math.ceil(len(common) / POINTS)
+    each = torch.tensor(common, dtype=torch.float64), values.mean(1), values.std(1, correction=0)
+    steps, means, spreads = ([float(x.mean()) for x in part.split(size)] for part in each)
     return steps, means, spreads

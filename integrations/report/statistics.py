@@ -6,8 +6,6 @@ a row is equivalent exactly where its interval contains 0 and lies within the ma
 ``tests/bench/bench_statistics.py`` simulates how often this errs and what it finds.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections import namedtuple
@@ -187,9 +185,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's 95 % interval of the mean of at least two values."""
     half = float(_stats().t.isf(ALPHA / 2, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half
-
-
-# ---- several data sets -------------------------------------------------------------------------
 
 
 def pool(rows: Mapping[str, Sequence[Verdict]], margin: float = 0.0) -> dict[str, Verdict]:

@@ -7,8 +7,6 @@ checks: they are not in that family, and every trained row is compared with each
 row is marked as the best only if it is different from each other trained one.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter, defaultdict
@@ -109,9 +107,8 @@ class Column:
 
     @property
     def digits(self) -> int:
-        """The decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
-        largest = max(abs(cell.mean) for cell in self.cells.values())
-        return 1 if largest >= 150 else 2 if largest >= 2 else 4
+        """The decimals to print."""
+        return digits(cell.mean for cell in self.cells.values())
 
 
 @dataclass(frozen=True)
@@ -334,8 +331,7 @@ def _columns(
         check = None if row in trained or row == baseline else against(row) if comparable else {}
         best_one = row == best and separated
         cells[row] = Cell(list(runs[row].values()), values[row], differences.get(row), check, best_one, paper)
-    majority = _majority(members, metric)
-    above_none = majority is not None and _none_above(trained, majority)
+    majority, above_none = _majority(members, metric, trained)
     yield Column(domain, dataset, metric, setting, title, baseline, lower, margin, majority, above_none, cells)
 
 
@@ -344,18 +340,15 @@ def usual_margin(largest: float) -> float:
     return 0.005 * (1.0 if largest <= 1 else 10.0 ** max(2, math.ceil(math.log10(largest))))
 
 
-def _majority(members: Sequence[Run], metric: str) -> float | None:
-    """Return the share of the largest class that the runs stored for a metric."""
+def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, float]]) -> tuple[float | None, bool]:
+    """Return the share of the largest class, if runs stored it, and whether no row with enough seeds is above it."""
     stored = [run.details.get("majority") for run in members]
     shares = [one[metric] for one in stored if isinstance(one, dict) and is_number(one.get(metric))]
-    return fmean(shares) if shares else None
-
-
-def _none_above(rows: dict[str, dict[int, float]], majority: float) -> bool:
-    """Return whether rows with enough seeds were tested, and none was found above the share of the largest class."""
-    base = dict.fromkeys((seed for seeds in rows.values() for seed in seeds), majority)
+    if not shares:
+        return None, False
+    base = dict.fromkeys((seed for seeds in rows.values() for seed in seeds), majority := fmean(shares))
     tested = [v for v in statistics.compare(base, rows, test=statistics.available()).values() if v.tested]
-    return bool(tested) and not any(verdict.different and verdict.difference > 0 for verdict in tested)
+    return majority, bool(tested) and not any(verdict.different and verdict.difference > 0 for verdict in tested)
 
 
 def _is_infonce(run: Run) -> bool:
@@ -373,6 +366,12 @@ def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
         versions = sorted({run.record.get("versions", {}).get(name, "?") for run in done})
         if len(versions) > 1:
             yield f"Runs of several versions of {name}: {listed(versions)}."
+
+
+def digits(means: Iterable[float]) -> int:
+    """Return the decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
+    largest = max(map(abs, means))
+    return 1 if largest >= 150 else 2 if largest >= 2 else 4
 
 
 def plural(count: int, noun: str) -> str:

@@ -1,7 +1,5 @@
 """The tables of a report: terminal, Markdown and JSON."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -130,9 +128,6 @@ def together(report: Report) -> list[str]:
     """Return the sentences on several data sets together, and on the items of each."""
     several = [pooled_reading(pooled) for pooled in report.pooled]
     return several + [sentence for one in report.items for sentence in one.sentences()]
-
-
-# ---- formats -----------------------------------------------------------------------------------
 
 
 def terminal(report: Report) -> str:

@@ -1,7 +1,5 @@
 """The statistics of a report in plain sentences."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -71,17 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
     tuned = domain(domain_name)
     tuned.module("commands").train_arguments(parser)
     check = partial(_check, tuned=tuned, check_train=parser.get_default("check"))
-    parser.set_defaults(seed=FIRST_SEED, out=Path("tuning"), check=check)
+    parser.set_defaults(seed=FIRST_SEED, seeds=2, out=Path("tuning"), check=check)
     add = parser.add_argument_group("search").add_argument
     add("--budget", type=flags.whole(1), default=20, metavar="N", help="runs per objective (%(default)s)")
     baseline = "objective to compare with, tuned too unless an InfoNCE is among the objectives; or none (infonce)"
-    add("--baseline", type=_baseline, metavar="SPEC", help=baseline)
+    add("--baseline", type=lambda text: text if text == "none" else flags.spec(text), metavar="SPEC", help=baseline)
     grids = "tune only these parameters, over these values, as t=0.1,0.2 (the papers' grids)"
     add("--grid", nargs="+", type=grid, metavar="NAME=VALUE,...", help=grids)
-
-
-def _baseline(text: str) -> str:
-    return text if text == "none" else flags.spec(text)
 
 
 def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[argparse.Namespace], None]) -> None:

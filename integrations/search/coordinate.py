@@ -1,7 +1,5 @@
 """The search along one parameter after the other; nothing here trains."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar

@@ -1,7 +1,5 @@
 """The numbers in an objective's spec, and the values that a search tries."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any

@@ -99,7 +99,7 @@ def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "")
     """
     add = parser.add_argument
     model = "a SentenceTransformer, a checkpoint of transformers, or the folder of a run"
-    add("model", nargs="+" if items else None, help=model + "; several are compared item by item" * bool(items))
+    add("model", nargs="+" if items else 1, help=model + "; several are compared item by item" * bool(items))
     parser.set_defaults(measure=items)
     if items:
         add("--items", type=flags.folder, metavar="FOLDER", help=f"write what {items} is computed of, per item (none)")
@@ -127,10 +127,9 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 
 
 def _models(arguments: argparse.Namespace) -> list[str]:
-    models = arguments.model if isinstance(arguments.model, list) else [arguments.model]
-    if len({*models}) < len(models):
-        raise ValueError(f"model: expected different ones, got {' '.join(models)}.")
-    return models
+    if len({*arguments.model}) < len(arguments.model):
+        raise ValueError(f"model: expected different ones, got {' '.join(arguments.model)}.")
+    return list(arguments.model)
 
 
 def _evaluate(
@@ -140,6 +139,7 @@ def _evaluate(
 
     Several models are compared with the first, item by item.
     """
+    from ..store.files import finite
     from ..store.progress import print_line
     from . import encode
 
@@ -157,7 +157,7 @@ def _evaluate(
     if arguments.json:
         plain = {name: asdict(report, dict_factory=_without_items) for name, report in reports.items()}
         several = {"models": plain, "items": [one.plain() for one in compared]}
-        print(json.dumps(several if len(reports) > 1 else plain.popitem()[1], indent=1))
+        print(json.dumps(finite(several if len(reports) > 1 else plain.popitem()[1]), indent=1))
     else:
         for one in compared:
             print(*(fill(sentence, 100) for sentence in one.sentences()), sep="\n")
@@ -175,18 +175,16 @@ def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[An
 
     compared, first = [], next(iter(reports))
     sets = {name: getattr(report, "collections", None) or report.sets for name, report in reports.items()}
+    fields = arguments.measure.split(":")
+    measured = "Spearman" if len(fields) > 1 else fields[0]
     for part in sets[first]:
+        rows = {name: scores[part].items for name, scores in sets.items()}
         if arguments.items is not None:
-            for name, scores in sets.items():
-                write(arguments.items, part, name, scores[part].items)
+            for name, some in rows.items():
+                write(arguments.items, part, name, some)
         if len(reports) > 1:
-            fields = arguments.measure.split(":")
-            models = {
-                name: {0: of_rows(f"{name}, {part}", s[part].items, ["item", *fields])} for name, s in sets.items()
-            }
-            compared.append(
-                compare_items(f"{part}, {'Spearman' if len(fields) > 1 else fields[0]}", first, models, seeds=False)
-            )
+            models = {name: {0: of_rows(f"{name}, {part}", some, ["item", *fields])} for name, some in rows.items()}
+            compared.append(compare_items(f"{part}, {measured}", first, models, seeds=False))
     return compared
 
 
@@ -244,7 +242,7 @@ def mteb_command(arguments: argparse.Namespace) -> int:
 
 # ---- tables -------------------------------------------------------------------------------------
 
-Cell = str | float | None
+Cell = str | int | float | None
 
 # the columns of SimCSE's own table
 COLUMNS = {name: name for name in SEVEN} | {"STSB-test": "STSBenchmark", "SICKR-test": "SICKRelatedness"}
@@ -255,9 +253,7 @@ def sts_text(report: sts.Report) -> str:
     scores = {name: one.spearman for name, one in report.sets.items()}
     parts = []
     if scores.keys() & set(SEVEN):
-        average = report.average if scores.keys() >= set(SEVEN) else math.nan
-        row = [*(scores.get(name, math.nan) for name in SEVEN), average]
-        parts.append(grid([*COLUMNS.values(), "Avg."], [row]))
+        parts.append(grid([*COLUMNS.values(), "Avg."], [[*map(scores.get, SEVEN), report.average]]))
     if others := {name: value for name, value in scores.items() if name not in SEVEN}:
         parts.append(grid(others, [others.values()]))
     if g := report.geometry:
@@ -267,7 +263,7 @@ def sts_text(report: sts.Report) -> str:
         f"{name}: {s.dropped} pairs without a gold score left out" for name, s in report.sets.items() if s.dropped
     ]
     why = "undefined, as the model gives all its pairs the same similarity"
-    parts += [f"{name}: {why}" for name, value in scores.items() if value is None]
+    parts += [f"{name}: {why}" for name, value in scores.items() if math.isnan(value)]
     return "\n".join(parts)
 
 
@@ -280,27 +276,22 @@ def transfer_text(report: transfer.Report) -> str:
 
 def retrieval_text(report: retrieval.Report) -> str:
     """Return the table of the collections, and their mean below."""
-    rows: list[list[Cell]] = []
-    for name, one in report.collections.items():
-        sizes = ["-" if size is None else str(size) for size in (one.queries, one.documents)]
-        rows.append([name, *sizes, *one.metrics.values()])
-    if report.mean is not None:
-        rows.append(["mean", "", "", *report.mean.values()])
+    rows: list[list[Cell]] = [
+        [name, one.queries, one.documents, *one.metrics.values()] for name, one in report.collections.items()
+    ]
+    rows += [["mean", "", "", *report.mean.values()]] if report.mean else []
     return grid(["collection", "queries", "documents", *retrieval.METRICS], rows)
 
 
 def mteb_text(report: mteb_tasks.Report) -> str:
     """Return the table of the tasks, and their mean below."""
-    rows: list[list[Cell]] = []
-    for name, one in report.tasks.items():
-        rows.append([name, one.kind, one.metric, one.score])
-    if report.mean is not None:
-        rows.append(["mean", "", "", report.mean])
+    rows: list[list[Cell]] = [[name, one.kind, one.metric, one.score] for name, one in report.tasks.items()]
+    rows += [["mean", "", "", report.mean]] if report.mean is not None else []
     return grid(["task", "type", "metric", "score"], rows)
 
 
 def grid(header: Iterable[str], rows: Iterable[Iterable[Cell]]) -> str:
-    """Draw a table with centered cells: words, and scores, of which NaN marks one that was not computed."""
+    """Draw a table with centered cells: words, counts, and scores, which are NaN if undefined, None if not computed."""
     table = [list(header), *(list(map(_cell, row)) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
@@ -309,6 +300,6 @@ def grid(header: Iterable[str], rows: Iterable[Iterable[Cell]]) -> str:
 
 
 def _cell(value: Cell) -> str:
-    if isinstance(value, str):
-        return value
-    return "undef." if value is None else "-" if math.isnan(value) else f"{value:.2f}"
+    if isinstance(value, float):
+        return "undef." if math.isnan(value) else f"{value:.2f}"
+    return "-" if value is None else str(value)

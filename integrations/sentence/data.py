@@ -1,7 +1,5 @@
 """Training data: sentences, pairs and triplets in files, retrieval collections, and running text."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
 import re
@@ -131,8 +129,6 @@ def _select(data: Any, path: str | Path, positives: str, columns: Sequence[str] 
         raise ValueError(f"positives=columns: {path} has one column of text, {selected[0]!r}; expected two or more.")
     return data.select_columns(selected[:1] if positives == "same" else selected)
 
-
-# ---- running text --------------------------------------------------------------------------------
 
 # a full stop after one of these, or after a single capital, does not end a sentence
 ABBREVIATIONS = {

@@ -6,27 +6,24 @@ with the same meaning, whatever the wording. This is not natural language, so re
 negatives are frequent: two sentences share a slot's meaning with probability 1/5.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import random
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 import torch
 from datasets import Dataset
-from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import StaticEmbedding
-from transformers import PrinterCallback
 
 import counterpoint as cp
-from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
+from ..domain import defaults
 from ..store.run import Run
 from . import encode, sts
-from .evaluation import defined
+from .settings import Settings as Training
+from .training import fit
 
 COMMON = {"t": "0.1", "denominator": ""}
 SETTINGS: dict[str, Any] = {"steps": 60, "batch": 64}
@@ -36,51 +33,20 @@ QUICK: dict[str, Any] = {"steps": 4}
 def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     """Return the cell of an objective; None for the encoder before training."""
     untrained = {"label": "untrained encoder", "steps": 0} if objective is None else {}
-    shared = {"domain": "sentence", "dataset": "synthetic", "seed": seed, **settings}
-    return {**shared, "objective": objective, **untrained}
+    own = {"lr": 0.03, "dev": None, "every": 3, "save": 0, "keep": False}
+    named = {"domain": "sentence", "dataset": "synthetic", "objective": objective, "seed": seed}
+    return {**defaults(Training), **own, **named, **settings, **untrained}
 
 
 def train(run: Run, cache: Path) -> None:
-    """Train one cell, and score it."""
-    seed = run.arguments["seed"]
-    run.load()  # clears the log of an interrupted run, which starts again as it takes seconds
+    """Train one cell as ``counterpoint train sentence`` does, and score it."""
+    seed, steps, batch = (run.arguments[name] for name in ("seed", "steps", "batch"))
     model, pairs = encoder(seed), scored(600, seed)
-    if run.arguments["steps"]:
-        _fit(run, model)
-    score = sts.score(pairs, encode.embed(model, pairs.texts)).spearman
-    run.finish({"Spearman": defined(score)})
+    if steps:
+        views = cp.objective(run.arguments["objective"]).views or 2
+        fit(run, model, Dataset.from_dict(positives(steps * batch, seed, views)))
+    run.finish({"Spearman": sts.score(pairs, encode.embed(model, pairs.texts)).spearman})
 
-
-def _fit(run: Run, model: Any) -> None:
-    """Train with ``SentenceTransformerTrainer`` as a user would."""
-    spec, seed, steps, batch = (run.arguments[name] for name in ("objective", "seed", "steps", "batch"))
-    views = cp.objective(spec).views or 2
-    with tempfile.TemporaryDirectory() as folder:
-        training = SentenceTransformerTrainingArguments(
-            folder,
-            num_train_epochs=1,
-            per_device_train_batch_size=batch,
-            learning_rate=0.03,
-            logging_steps=max(1, steps // 20),
-            save_strategy="no",
-            report_to="none",
-            disable_tqdm=True,
-            dataloader_pin_memory=False,
-            use_cpu=True,
-            seed=seed,
-        )
-        loss = ContrastiveLoss(model, spec, views=views)
-        model.model_card_data.widget = [{"text": "none"}]  # no card is written, so do not choose examples for it
-        samples = Dataset.from_dict(positives(steps * batch, seed, views))
-        trainer = SentenceTransformerTrainer(model=model, args=training, train_dataset=samples, loss=loss)
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-    for line in trainer.state.log_history:
-        if "loss" in line:
-            run.log(line["step"], loss=line["loss"])
-
-
-# ---- the sentences -------------------------------------------------------------------------------
 
 MEANINGS = {  # per slot: the meanings, each with its wordings
     "who": "dog hound pup, cat kitten tom, child kid youngster, doctor medic physician, driver motorist cabbie",

@@ -1,10 +1,9 @@
 """Load any kind of model, and embed each distinct text once."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from ..store.progress import print_line, track
 from .locate import find
 from .settings import POOLINGS
 
-Encode = Callable[[list[str]], Any]
 Matrix = NDArray[np.floating[Any]]
 Embeddings = dict[str, Matrix]  # a row by its text
 
@@ -115,34 +113,23 @@ def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
     return [transformer, modules.Pooling(width, "cls"), copy]
 
 
-def encoder(model: Any) -> Encode:
-    """Return the function that embeds a list of texts.
-
-    Args:
-        model: a name or folder as in :func:`load`, an object with a method ``encode`` such as a SentenceTransformer,
-            or a function from a list of texts to a matrix with one row per text.
-    """
-    if isinstance(model, (str, Path)):
-        model = load(model)
-    if hasattr(model, "encode"):
-        return lambda texts: model.encode(texts, batch_size=len(texts), show_progress_bar=False)
-    if callable(model):
-        return model  # type: ignore[no-any-return]
-    raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
-
-
 def embed(model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool = False) -> Embeddings:
     """Embed each distinct text once.
 
     Batches contain texts of similar length, the longest first, so that a lack of memory shows at once.
 
     Args:
-        model: see :func:`encoder`.
+        model: a name or folder as in :func:`load`, an object with a method ``encode`` such as a SentenceTransformer,
+            or a function from a list of texts to a matrix with one row per text.
         texts: in any order; duplicates are allowed.
         batch_size: texts embedded at a time.
         progress: whether to show it.
     """
-    encode = encoder(model)
+    model = load(model) if isinstance(model, (str, Path)) else model
+    quietly = {"batch_size": batch_size, "show_progress_bar": False}
+    encode = partial(model.encode, **quietly) if hasattr(model, "encode") else model
+    if not callable(encode):
+        raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
     distinct = sorted(set(texts), key=lambda text: (-len(text), text))
     if progress:
         print_line(f"embedding {len(distinct)} distinct texts")

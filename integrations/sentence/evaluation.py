@@ -1,18 +1,16 @@
 """The evaluations of a run: the score that selects its checkpoint, and the scores of the finished model."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
 
 from . import retrieval, sts, transfer
 from .encode import embed
-from .model import without_head
 from .settings import STS, TRANSFER
 
 COLLAPSED = -100.0  # the dev score where Spearman's correlation is undefined, below every other score
@@ -23,7 +21,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
 
     Args:
         name: of the set or collection.
-        drop_head: score the model without its last module.
+        drop_head: score the model without its last module, the head that SimCSE trains with but does not keep.
     """
 
     def __init__(self, name: str, drop_head: bool) -> None:
@@ -32,9 +30,9 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
         self.name = self.primary_metric = name if name in STS else f"{Path(name).name} dev {retrieval.HEADLINE}"
         self.drop_head = drop_head
 
-    def score(self, model: Any) -> float | None:
-        """Return Spearman's correlation, or nDCG@10, times 100; None if undefined."""
-        model = without_head(model) if self.drop_head else model
+    def score(self, model: Any) -> float:
+        """Return Spearman's correlation, or nDCG@10, times 100; NaN if undefined."""
+        model = SentenceTransformer(modules=list(model)[:-1], device=model.device) if self.drop_head else model
         if isinstance(self.data, retrieval.Collection):
             return retrieval.score(model, self.data).metrics[retrieval.HEADLINE]
         return sts.score(self.data, embed(model, self.data.texts)).spearman
@@ -43,7 +41,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
         self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
         score = self.score(model)
-        metrics = {self.name: COLLAPSED if score is None else score}
+        metrics = {self.name: COLLAPSED if math.isnan(score) else score}
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
@@ -63,7 +61,7 @@ def evaluate(model: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[s
     shares: dict[str, float] = {}
     if sets := [name for name in names if name in STS]:
         similarity = sts.evaluate(model, sets)
-        scores |= {name: defined(one.spearman) for name, one in similarity.sets.items()}
+        scores |= {name: one.spearman for name, one in similarity.sets.items()}
         scores |= {} if similarity.average is None else {"average": similarity.average}
     if tasks := [name for name in names if name in TRANSFER]:
         classified = transfer.evaluate(model, tasks).tasks
@@ -74,8 +72,3 @@ def evaluate(model: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[s
         for name, one in retrieval.evaluate(model, collections).collections.items():
             scores |= {f"{name} {metric}": value for metric, value in one.metrics.items()}
     return scores, shares
-
-
-def defined(score: float | None) -> float:
-    """Return NaN for None, which a result cannot hold."""
-    return math.nan if score is None else score

@@ -3,13 +3,13 @@
 Rows are split at line feeds and tabs only: quotes belong to the text.
 """
 
-from __future__ import annotations
-
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 ENVIRONMENT = "COUNTERPOINT_DATA"
+NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?\s*", re.IGNORECASE)  # neither nan nor inf
 PLACES = ("", "sts", "transfer", "downstream", "data/downstream", "SentEval/data/downstream")
 
 

@@ -1,7 +1,5 @@
 """Find a model: a folder, that of a run, its URL, or a name on the Hugging Face hub; imports no transformers."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from pathlib import Path
 

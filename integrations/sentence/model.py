@@ -1,7 +1,5 @@
 """The model of a run and its loss: SimCSE's head, word dropout and static embeddings."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Mapping
 from typing import Any
@@ -45,11 +43,6 @@ def static(model: Any) -> Any:
     return SentenceTransformer(modules=[pieces], device=str(model.device))
 
 
-def without_head(model: Any) -> Any:
-    """Return the same modules without the last one, the head that SimCSE trains with but does not keep."""
-    return SentenceTransformer(modules=list(model)[:-1], device=model.device)
-
-
 def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
@@ -61,9 +54,6 @@ def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     if (mini_batch := arguments["mini_batch"]) is not None:
         return CachedContrastiveLoss(model, objective, mini_batch_size=mini_batch, **options)
     return ContrastiveLoss(model, objective, **options)
-
-
-# ---- noise ---------------------------------------------------------------------------------------
 
 
 class WordDropout:

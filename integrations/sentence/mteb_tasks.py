@@ -3,10 +3,7 @@
 Its scores are those of the task, times 100: the metric that mteb calls the task's main score.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-import hashlib
 import math
 import warnings
 from collections.abc import Iterable, Sequence
@@ -17,6 +14,7 @@ from typing import Any
 from counterpoint.names import closest
 
 from ..store.progress import print_line
+from ..store.reproduce import checksum
 
 try:
     import mteb
@@ -91,8 +89,5 @@ def find(names: Iterable[str]) -> list[Any]:
 
 def fingerprint(model: Any) -> str:
     """Return a name for the weights of a model: they, not its folder, decide whether a kept result is its own."""
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().float().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    weights = sorted(model.state_dict().items())
+    return checksum(*(part for name, value in weights for part in (name, value.cpu().float().numpy().tobytes())))[:16]

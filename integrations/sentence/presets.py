@@ -4,8 +4,6 @@ SimCSE: https://arxiv.org/abs/2104.08821, ADNCE: https://arxiv.org/abs/2305.1744
 quick-thought: https://arxiv.org/abs/1803.02893.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..domain import Preset, check_choice

@@ -1,7 +1,5 @@
 """SentenceTransformers for the hub, and as modules that can be exported."""
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from typing import Any
 

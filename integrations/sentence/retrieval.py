@@ -8,8 +8,6 @@ The scores are those of sentence-transformers' ``InformationRetrievalEvaluator``
 nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and the recall at 10 and 100.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any
 
 from counterpoint.names import check_known, nearest
 
-from .files import ENVIRONMENT, lines, root, table
+from .files import ENVIRONMENT, NUMBER, lines, root, table
 
 FOLDER = "retrieval"  # of the collections, in that of the data
 NANO = "nano"  # the thirteen small collections of NanoBEIR, which are on the hub; nano:NAME is one of them
@@ -29,8 +27,6 @@ NANO_NAMES = (  # a test compares them with those of sentence-transformers
 )  # fmt: skip
 METRICS = {"nDCG@10": "ndcg@10", "MRR@10": "mrr@10", "recall@10": "recall@10", "recall@100": "recall@100"}
 HEADLINE = "nDCG@10"
-
-# ---- collections --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -54,21 +50,21 @@ def is_collection(path: Path) -> bool:
     return (path / "corpus.jsonl").is_file() and (path / "queries.jsonl").is_file()
 
 
-def collections(data: str | Path | None = None) -> list[str]:
+def collections() -> list[str]:
     """Return the names of the collections in ``retrieval/`` of the data."""
-    base = root(data)
+    base = root()
     folders = [] if base is None else sorted((base / FOLDER).glob("*"))
     return [folder.name for folder in folders if is_collection(folder)]
 
 
-def find(name: str | Path, data: str | Path | None = None) -> Path:
+def find(name: str | Path) -> Path:
     """Return the folder of a collection: the folder itself, or one of this name in ``retrieval/`` of the data."""
     folder = Path(name).expanduser()
     if is_collection(folder):
         return folder
     if folder.is_dir():
         raise FileNotFoundError(f"{folder}: not a BEIR folder, which has corpus.jsonl, queries.jsonl and qrels/.")
-    base, known = root(data), collections(data)
+    base, known = root(), collections()
     if base is not None and str(name) in known:
         return base / FOLDER / name
     where = f"{ENVIRONMENT} is not set" if base is None else f"{base / FOLDER} has none of this name"
@@ -76,18 +72,14 @@ def find(name: str | Path, data: str | Path | None = None) -> Path:
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
 
 
-def check(names: Iterable[str], data: str | Path | None = None) -> None:
+def check(names: Iterable[str]) -> None:
     """Raise an error unless each name is that of a collection, or of NanoBEIR."""
     for name in names:
-        if not is_nano(name):
-            find(name, data)
-        elif one := name.partition(":")[2]:
+        kind, _, one = name.partition(":")
+        if kind != NANO:
+            find(name)
+        elif one:
             check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
-
-
-def is_nano(name: str) -> bool:
-    """Return whether this is NanoBEIR, or one of its collections."""
-    return name.partition(":")[0] == NANO
 
 
 def read(folder: str | Path, split: str = "test") -> Collection:
@@ -99,11 +91,9 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
         if query not in queries:
             raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
-        try:
-            is_relevant = float(grade) > 0
-        except ValueError:
-            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.") from None
-        if is_relevant and document in documents:
+        if not NUMBER.fullmatch(grade):
+            raise ValueError(f"{place}: expected a number as grade, got {grade!r}.")
+        if float(grade) > 0 and document in documents:
             relevant.setdefault(query, set()).add(document)
     if not relevant:
         raise ValueError(f"{folder}: no query of {split} has a relevant document in corpus.jsonl.")
@@ -137,9 +127,6 @@ def _texts(path: Path) -> dict[str, str]:
     return texts
 
 
-# ---- scores -------------------------------------------------------------------------------------
-
-
 @dataclass
 class Score:
     """Percentages, by the names of :data:`METRICS`; sizes are None for NanoBEIR, which the framework loads itself.
@@ -161,27 +148,19 @@ class Report:
     mean: dict[str, float] | None
 
 
-def evaluate(
-    model: Any,
-    names: Sequence[str | Path] = (),
-    data: str | Path | None = None,
-    *,
-    batch_size: int = 64,
-    progress: bool = False,
-) -> Report:
+def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 64, progress: bool = False) -> Report:
     """Score a model on retrieval collections.
 
     Args:
         model: a SentenceTransformer; its prompts for queries and documents are used.
         names: BEIR folders, names of collections in ``retrieval/`` of the data, ``nano`` for NanoBEIR from the hub, or
             ``nano:NAME`` for one of its collections; by default all collections of the data, or else ``nano``.
-        data: the folder of the data; by default ``COUNTERPOINT_DATA``.
         batch_size: texts embedded at a time.
         progress: whether to show it.
     """
     loaded: dict[str, Collection | None] = {}
-    for name in map(str, names or collections(data) or [NANO]):
-        loaded[name] = None if is_nano(name) else read(find(name, data))
+    for name in map(str, names or collections() or [NANO]):
+        loaded[name] = None if name.partition(":")[0] == NANO else read(find(name))
     if not hasattr(model, "encode_query"):
         raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
     from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator

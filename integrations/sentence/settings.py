@@ -1,7 +1,5 @@
 """The settings of a sentence run, and the domain; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -15,8 +15,6 @@ SICKR-test, hence no average of seven.
 SimCSE: https://arxiv.org/abs/2104.08821
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 from collections.abc import Iterator, Sequence
@@ -27,14 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import load_dataset
-from numpy.typing import NDArray
 from scipy.stats import pearsonr, spearmanr
+from torch.nn.functional import cosine_similarity
 
 from counterpoint.diagnose import alignment, uniformity
 
 from ..domain import check_choice
-from .encode import Embeddings, Matrix, embed, rows
-from .files import find, lines, root, table
+from .encode import Embeddings, embed, rows
+from .files import NUMBER, find, lines, root, table
 from .settings import SEVEN, STS
 
 # the names of SentEval's files; STS13's fourth subset, SMT, has a license that does not allow mirrors
@@ -60,9 +58,6 @@ HUB = {  # repository, revision, split
 }
 RELATED = 4.0  # STS-B pairs above this gold score are the positive pairs of SimCSE's alignment
 COLLAPSED = 1e-6  # smaller differences between similarities are rounding errors
-
-
-# ---- the sets -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -95,7 +90,7 @@ def load(name: str, data: str | Path | None = None) -> Pairs:
         if not gold.strip():
             pairs.dropped += 1
             continue
-        if not _is_number(gold):
+        if not NUMBER.fullmatch(gold):
             raise ValueError(f"{place}: expected a number as gold score, got {gold!r}.")
         pairs.gold.append(float(gold))
         pairs.first.append(first)
@@ -103,13 +98,6 @@ def load(name: str, data: str | Path | None = None) -> Pairs:
     if (count := len(pairs.gold)) < 2:
         raise ValueError(f"{name}: {count} pairs with a gold score, and {pairs.dropped} without; expected 2 or more.")
     return pairs
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
 
 
 Row = tuple[str, str, str, str]  # place, gold, first, second
@@ -122,7 +110,7 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
             yield from _folder_rows(f"SICKR-{part}", folder)
     elif path := find(folder, f"{name}.tsv"):
         _, header = next(table(path, 2), ("", ["", ""]))
-        if _is_number(header[1]):  # it would be skipped
+        if NUMBER.fullmatch(header[1]):  # it would be skipped
             raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
         for place, (_, gold, first, second, *_) in table(path, 4, header=True):
             yield place, gold, first, second
@@ -154,17 +142,14 @@ def _hub_rows(name: str) -> Iterator[Row]:
         yield f"{path}: row {i}", str(row["score"]), row["sentence1"], row["sentence2"]
 
 
-# ---- the scores ---------------------------------------------------------------------------------
-
-
 @dataclass
 class Score:
-    """Correlations times 100; None if undefined, because all similarities are equal. ``items`` are those of pairs."""
+    """Correlations times 100; NaN if undefined, because all similarities are equal. ``items`` are those of pairs."""
 
     pairs: int
     dropped: int  # pairs without a gold score
-    spearman: float | None
-    pearson: float | None
+    spearman: float
+    pearson: float
     items: list[dict[str, Any]] = field(default_factory=list, repr=False)
 
 
@@ -179,7 +164,7 @@ class Geometry:
 
 @dataclass
 class Report:
-    """The result of :func:`evaluate`; ``average`` is None unless all of SimCSE's seven sets have a score."""
+    """The result of :func:`evaluate`; ``average`` is that of SimCSE's seven sets, None unless all are among them."""
 
     sets: dict[str, Score]
     average: float | None
@@ -204,28 +189,21 @@ def evaluate(
     loaded = [load(name, data) for name in dict.fromkeys(sets)]
     embeddings = embed(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)
     scores = {pairs.name: score(pairs, embeddings) for pairs in loaded}
-    seven = [one for name in SEVEN if name in scores and (one := scores[name].spearman) is not None]
-    average = sum(seven) / len(SEVEN) if len(seven) == len(SEVEN) else None
+    average = sum(scores[name].spearman for name in SEVEN) / len(SEVEN) if scores.keys() >= {*SEVEN} else None
     stsb = next((pairs for pairs in loaded if pairs.name.startswith("STSB")), None)
     return Report(scores, average, None if stsb is None else geometry(stsb, embeddings), len(embeddings))
 
 
 def score(pairs: Pairs, embeddings: Embeddings) -> Score:
     """Compute the correlations of a set."""
-    similar = cosine(rows(embeddings, pairs.first), rows(embeddings, pairs.second))
+    x, y = (torch.from_numpy(rows(embeddings, texts)).double() for texts in (pairs.first, pairs.second))
+    similar = cosine_similarity(x, y, eps=1e-300).numpy()  # 0 for a zero row, as in SentEval
     each = enumerate(zip(similar.tolist(), pairs.gold, strict=True))
     items = [{"item": i, "similarity": similarity, "gold": gold} for i, (similarity, gold) in each]
-    one = Score(len(pairs.gold), pairs.dropped, None, None, items)
+    one = Score(len(pairs.gold), pairs.dropped, math.nan, math.nan, items)
     if np.ptp(similar) >= COLLAPSED and np.ptp(pairs.gold) > 0:
         one.spearman, one.pearson = (100 * float(r(similar, pairs.gold).statistic) for r in (spearmanr, pearsonr))
     return one
-
-
-def cosine(first: Matrix, second: Matrix) -> NDArray[np.float64]:
-    """Return the cosine of each row with its counterpart, in double precision; of a zero row 0, as in SentEval."""
-    x, y = first.astype(np.float64), second.astype(np.float64)
-    length = np.linalg.norm(x, axis=1) * np.linalg.norm(y, axis=1)
-    return (x * y).sum(1) / np.where(length > 0, length, 1.0)  # type: ignore[no-any-return]
 
 
 def geometry(pairs: Pairs, embeddings: Embeddings) -> Geometry | None:

@@ -4,32 +4,31 @@ A run's folder contains ``model/``, an ordinary SentenceTransformer with its mod
 ``checkpoints/`` contains the trainer's own; ``checkpoint.pt`` says which of them is complete.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardCallback
 from torch import nn
-from torch.utils.data import BatchSampler
 from transformers import PrinterCallback, TrainerCallback
 
+import counterpoint as cp
 from counterpoint.batch.rules import as_rules
-from counterpoint.plugins.sentence_transformers import ContrastiveLoss
 
 from .. import store
 from ..domain import defaults
 from ..store.run import Run
 from . import encode
 from .data import prepare
-from .evaluation import DevScore, defined, evaluate
+from .evaluation import DevScore, evaluate
 from .model import build, make_loss
 from .settings import Settings, check_settings
 
@@ -64,37 +63,30 @@ def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
     dev = DevScore(arguments["dev"], arguments["head"] == "training") if arguments["dev"] else None
-    test = arguments["test"] or ()
+    details: dict[str, Any] = {}
     if arguments["objective"] is None:
         model = build(arguments)
-        result = {dev.name: defined(dev.score(model))} if dev else {}
-        scores, shares = evaluate(model, test)
-        run.finish(result | scores, majority=shares)
-        return
-    samples, dropped, checksum = prepare(arguments)
-    run.data(checksum)
-    model = build(arguments)
-    loss = make_loss(model, arguments)
-    callback = RunCallback(run, loss.objective, dev)
-    trainer = make_trainer(model, loss, samples, callback)
-    trainer.train(resume_from_checkpoint=callback.resume())
-    history, best = trainer.state.log_history, callback.best
-    curve: list[tuple[int, float]] = []
-    if dev and best is not None:
-        model.load_state_dict(best["model"])
-        result = {dev.name: best["score"]}
-        curve = [(line["step"], line[key]) for line in history if (key := f"eval_{dev.name}") in line]
+        result = {dev.name: dev.score(model)} if dev else {}
     else:
-        result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
-    if arguments["head"] == "training":
-        del model[-1]
-    if arguments["keep"]:
-        model.save_pretrained(str(run.path / "model"))
-        _link(run.path / "model", run.path / "encoder.safetensors")
-    scores, shares = evaluate(model, test)
-    step = best and best["step"]
-    run.finish(result | scores, samples=len(samples), left_out=dropped, step=step, curve=curve, majority=shares)
-    shutil.rmtree(callback.folder, ignore_errors=True)
+        samples, dropped, checksum = prepare(arguments)
+        run.data(checksum)
+        model = build(arguments)
+        history, best = fit(run, model, samples, dev)
+        details = {"samples": len(samples), "left_out": dropped, "step": best and best["step"], "curve": []}
+        if dev and best is not None:
+            model.load_state_dict(best["model"])
+            result = {dev.name: best["score"]}
+            details["curve"] = [(x["step"], x[key]) for x in history if (key := f"eval_{dev.name}") in x]
+        else:
+            result = {"loss": next((line["loss"] for line in reversed(history) if "loss" in line), math.nan)}
+        if arguments["head"] == "training":
+            del model[-1]
+        if arguments["keep"]:
+            model.save_pretrained(str(run.path / "model"))
+            _link(run.path / "model", run.path / "encoder.safetensors")
+    scores, shares = evaluate(model, arguments["test"] or ())
+    run.finish(result | scores, majority=shares, **details)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
 
 
 def _link(model: Path, encoder: Path) -> None:
@@ -115,23 +107,12 @@ def restore(run: Run | str | Path) -> Any:
     return encode.load(run.path)
 
 
-# ---- the trainer ---------------------------------------------------------------------------------
-
-
-class Batches(BatchSampler):
+class Batches(DefaultBatchSampler):  # type: ignore[misc]
     """Shuffled batches that depend only on the seed and the epoch, so that a resumed run sees the same ones."""
-
-    def __init__(self, dataset: Any, batch_size: int, drop_last: bool, seed: int = 0, **_: Any) -> None:
-        super().__init__(range(len(dataset)), batch_size, drop_last)
-        self.seed, self.epoch = seed, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed + 1_000_003 * self.epoch)
-        order = torch.randperm(len(self.sampler), generator=generator)  # type: ignore[arg-type]
-        for batch in order.split(self.batch_size):
+        for batch in torch.randperm(len(self.sampler), generator=generator).split(self.batch_size):
             if len(batch) == self.batch_size or not self.drop_last:
                 yield batch.tolist()
 
@@ -143,6 +124,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.run, self.objective, self.dev, self.folder = run, objective, dev, run.path / "checkpoints"
         self.best: dict[str, Any] | None = None
         self.ticks: Iterator[int] = iter(())
+        self.reports = ExitStack()
 
     def resume(self) -> str | None:
         """Restore the run's state; returns the trainer's checkpoint to continue from."""
@@ -163,7 +145,12 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
         next(self.ticks, None)
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % args.logging_steps == 0:  # counted in steps, which a resumed run continues
+            self.reports = cp.log_reports(self.objective, lambda numbers: self.run.log(state.global_step, **numbers))
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.reports.close()
         next(self.ticks, None)
         last = state.global_step >= state.max_steps  # even if it is not a multiple of eval_steps
         control.should_evaluate |= last and args.eval_strategy.value != "no"
@@ -188,9 +175,10 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.run.save({**record, "objective": self.objective.state_dict()}, state.global_step)
 
 
-def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunCallback) -> Any:
-    """Return the ``SentenceTransformerTrainer`` of a run."""
-    arguments = callback.run.arguments
+def fit(run: Run, model: Any, samples: Any, dev: DevScore | None = None) -> tuple[list[dict[str, Any]], Any]:
+    """Train by ``SentenceTransformerTrainer``, from the last checkpoint on; return the log and the best state."""
+    arguments, loss = run.arguments, make_loss(model, run.arguments)
+    callback = RunCallback(run, loss.objective, dev)
     training = SentenceTransformerTrainingArguments(
         output_dir=str(callback.folder),
         num_train_epochs=arguments["epochs"],
@@ -207,7 +195,7 @@ def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunC
         bf16=arguments["precision"] == "bf16",
         use_cpu=arguments["device"] == "cpu",
         seed=arguments["seed"],
-        eval_strategy="steps" if callback.dev else "no",
+        eval_strategy="steps" if dev else "no",
         eval_steps=arguments["every"],
         save_strategy="steps" if arguments["save"] else "no",
         save_steps=arguments["save"] or 1,
@@ -228,7 +216,7 @@ def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunC
         args=training,
         train_dataset=samples,
         loss=loss,
-        evaluator=callback.dev,
+        evaluator=dev,
         data_collator=SentenceTransformerDataCollator(
             preprocess_fn=model.preprocess, max_length=arguments["max_length"]
         ),
@@ -238,4 +226,5 @@ def make_trainer(model: Any, loss: ContrastiveLoss, samples: Any, callback: RunC
     trainer.remove_callback(PrinterCallback)
     if not arguments["keep"]:
         trainer.remove_callback(SentenceTransformerModelCardCallback)
-    return trainer
+    trainer.train(resume_from_checkpoint=callback.resume())
+    return trainer.state.log_history, callback.best

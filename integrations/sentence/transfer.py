@@ -19,17 +19,16 @@ texts), or the files that SentEval's scripts leave.
 SentEval: https://arxiv.org/abs/1803.05449
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
 from sklearn.model_selection import StratifiedKFold
@@ -41,6 +40,7 @@ from .encode import Embeddings, Matrix, embed, rows
 from .files import ENVIRONMENT, find, lines, root, table
 from .settings import TRANSFER
 
+CLASSIFIER: Any = LogisticRegression(tol=1e-6, max_iter=1000, warm_start=True)
 FOLDS = StratifiedKFold(10, shuffle=True, random_state=1111)
 RAREST = 12  # texts of a class, so that nine tenths of them fill every inner fold
 NESTED_GRID = tuple(2.0**k for k in range(-2, 4))
@@ -53,9 +53,6 @@ BINARY = {  # the files of class 1, and of class 0
 }
 
 Labels = NDArray[np.str_]
-
-
-# ---- the tasks ----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -113,9 +110,6 @@ def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
     else:
         for _, (label, _, _, first, second, *_) in table(path(f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
             yield [label, first, second]
-
-
-# ---- the scores ---------------------------------------------------------------------------------
 
 
 @dataclass
@@ -178,13 +172,14 @@ def score(name: str, task: dict[str, Texts], embeddings: Embeddings, jobs: int, 
     calls = (delayed(_fit)(*train, test_x, grid) for train, (test_x, _) in splits)
     results = Parallel(n_jobs=jobs, return_as="generator")(calls)
     fits = list(track(results, f"{name}, folds", len(splits)) if progress else results)
+    strengths, devs, predictions = zip(*fits, strict=True)
     tests = [labels for _, (_, labels) in splits]
-    accuracies = [100 * float((fit.predicted == labels).mean()) for fit, labels in zip(fits, tests, strict=True)]
+    accuracies = [100 * float((found == labels).mean()) for found, labels in zip(predictions, tests, strict=True)]
     return TaskScore(
         accuracy=float(np.mean(accuracies)),
-        f1=100 * float(f1_score(tests[0], fits[0].predicted, pos_label="1")) if name == "MRPC" else None,
-        dev=float(np.mean([fit.dev for fit in fits])),
-        strength=[fit.strength for fit in fits],
+        f1=100 * float(f1_score(tests[0], predictions[0], pos_label="1")) if name == "MRPC" else None,
+        dev=float(np.mean(devs)),
+        strength=[*strengths],
         folds=accuracies,
         texts=sum(len(texts.labels) for texts in task.values()),
         majority=majority(label for labels in tests for label in labels),
@@ -200,25 +195,13 @@ def features(texts: Texts, embeddings: Embeddings) -> tuple[Matrix, Labels]:
     return x[order], np.asarray(texts.labels)[order]
 
 
-class Fit(NamedTuple):
-    """The chosen ``C``, its accuracy on the validation folds, and the predictions for the test texts."""
-
-    strength: float
-    dev: float
-    predicted: Labels
-
-
-def _fit(x: Matrix, y: Labels, test_x: Matrix, strengths: Sequence[float]) -> Fit:
-    """Choose ``C`` by 10 folds of the training texts, and predict the test texts."""
+def _fit(x: Matrix, y: Labels, test_x: Matrix, strengths: Sequence[float]) -> tuple[float, float, Labels]:
+    """Choose ``C`` by 10 folds of the training texts; return it, its accuracy there, and the test texts' classes."""
     accuracies = []
     for train, dev in FOLDS.split(x, y):
-        model = _classifier()  # one for all, from weak to strong: the optimum is close to the last one's
+        model = clone(CLASSIFIER)  # one for all, from weak to strong: the optimum is close to the last one's
         accuracies.append([model.set_params(C=c).fit(x[train], y[train]).score(x[dev], y[dev]) for c in strengths])
     means = (100 * np.mean(accuracies, 0)).round(2)  # SentEval rounds before it compares; ties go to the strongest
     best = int(means.argmax())
-    predicted = _classifier().set_params(C=strengths[best]).fit(x, y).predict(test_x)
-    return Fit(strengths[best], float(means[best]), predicted)
-
-
-def _classifier() -> Any:
-    return LogisticRegression(tol=1e-6, max_iter=1000, warm_start=True)
+    predicted = clone(CLASSIFIER).set_params(C=strengths[best]).fit(x, y).predict(test_x)
+    return strengths[best], float(means[best]), predicted

@@ -1,34 +1,38 @@
 """One class per tracker. Each imports its package when it is used, and its client sends without being waited for."""
 
-from __future__ import annotations
-
+import hashlib
+import json
 import os
 import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock  # torch itself requires it
+
+from ..store.cell import dataset_name
+from ..store.folder import local
+from ..store.run import Run
 
 PROJECT = "counterpoint"  # project or experiment, unless the tracker's own environment variable names another
 PATIENCE = 10.0  # seconds that a server has to answer
 MOST = 1000  # lines that are waited for at the end
 
 
-@dataclass(frozen=True)
 class Subject:
-    """A run, as trackers know it."""
+    """A run, as trackers know it. A resumed run has the same identifier, a run begun anew another one."""
 
-    identifier: str
-    name: str
-    group: str
-    config: Mapping[str, Any]
-    tags: Mapping[str, str]
-    root: Path
-    folder: Path
+    def __init__(self, run: Run) -> None:
+        self.config = arguments = run.arguments
+        identity = json.dumps([run.folder.name, run.record["started"]])
+        self.identifier = hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self.name = f"{run.name}, seed {arguments['seed']}"
+        self.group = f"{arguments['domain']}/{dataset_name(arguments)}"
+        tagged = ("domain", "objective", "seed")
+        self.tags = {name: str(arguments[name]) for name in tagged if arguments[name] is not None}
+        self.root, self.folder = local(run.folder.store), run.path / "tensorboard"
 
 
 class Tracker:

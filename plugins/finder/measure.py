@@ -151,6 +151,8 @@ def _lengths(product: Product, g: Tensor) -> Tensor | None:
     if product.cosine or product.kind != "matrix" or min(product.a.dim(), product.b.dim()) < 2:
         return product.lengths
     a, b = (torch.linalg.vector_norm(x.detach().double(), dim=-1) for x in (product.a, product.b))
+    if any(len({i, j} - {1}) > 1 for i, j in zip(a.shape[-2::-1], b.shape[-2::-1], strict=False)):
+        return None  # of all pairs of samples, as MaxSim's
     lengths = a.unsqueeze(-1) * b.unsqueeze(-2)
     if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
         return None

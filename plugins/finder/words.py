@@ -288,6 +288,9 @@ def _nothing_words(data: Finding) -> list[str]:
         lines.append("  The script ended before it called backward(): give it arguments with which it trains.")
     elif data["ended_early"] and not data.get("failed"):
         lines.append(f"  The script ended by itself after {data['backwards']} calls of backward().")
+    if data["hosts"] and data["survey"]:
+        words = f"counterpoint inject {data['hosts'][0]} --objective hcl:t=0.1 --scale NAME"
+        lines.append(f"  Its logits come from no product of embeddings: {words}, with the name of their factor.")
     if data["survey"]:
         lines.append("  Seen instead:")
         lines += [f"    {row['site']}: {row['call']}, {row['times']} times" for row in data["survey"]]

@@ -98,6 +98,32 @@ def test_excludes_the_same_keys_from_embeddings_and_from_logits(text, known, sca
     assert numbers["negatives"] == pytest.approx(5 - 2 / 6)
 
 
+def test_keys_that_are_drawn_often_count_less():
+    t, log_q = cp.treatment("hcl:t=0.5; log_q=share"), torch.linspace(-3, 0, 6, dtype=torch.float64)
+    right = cp.HCL(0.5)(Z1, Z2, pairing="one_way", log_q=log_q)
+    torch.testing.assert_close(t(Z1, Z2, pairing="one_way", log_q=log_q), right)
+    torch.testing.assert_close(t.from_logits(LOGITS, log_q=log_q), right)
+    assert t.report(LOGITS, call="from_logits", log_q=log_q)["loss"] == pytest.approx(float(right))
+    masked = LOGITS.clone()
+    masked[0, 3:] = -torch.inf  # of the others, one row is ignored
+    labels = torch.tensor([0, 1, -100, 3, 4, 5])
+    one_by_one = [cp.HCL(0.5).from_logits(masked[i : i + 1], labels[i : i + 1], log_q=log_q) for i in (0, 1, 3, 4, 5)]
+    torch.testing.assert_close(t.from_logits(masked, labels, log_q=log_q), torch.stack(one_by_one).mean())
+    with pytest.raises(ValueError, match="log_q: expected a number per key, 6 in all, got shape"):
+        t.from_logits(LOGITS, log_q=log_q[:3])
+    with pytest.raises(TypeError, match="log_q=share: expected logits or embeddings, got scores"):
+        t.from_scores(LOGITS.diagonal(), LOGITS, log_q=log_q)
+
+
+def test_a_call_of_one_anchor_may_be_left_without_negatives():
+    """As in loops over anchors, of which other calls of the step have some."""
+    t = cp.treatment("infonce:t=0.5; threshold=-2")
+    assert t.from_logits(torch.tensor([[0.9, -3.0, -3.1]]), torch.tensor([0])).isfinite()
+    assert t.counts["without_negatives"] == 0
+    assert t.from_logits(torch.tensor([[0.9, -1.0, 0.1]]), torch.tensor([0])).isfinite()
+    assert t.counts["without_negatives"] == 1
+
+
 def test_labels_are_positives():
     t = cp.treatment("supcon:t=0.5; labels=y")
     right = cp.SupCon(0.5)(Z1, Z2, labels=IDS, pairing="one_way")

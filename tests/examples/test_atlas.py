@@ -47,7 +47,14 @@ def test_every_row_of_every_regime_runs(study):
     seen = set()
     for dataset, source in (("images", pictures(study)), ("text", texts(study))):
         for regime, _, name, world, row in study.cells(dataset):
-            kind = (row.template, bool(world.mined), row.extra and row.template, row.views > 2)
+            kind = (
+                row.template,
+                bool(world.mined),
+                row.extra and row.template,
+                row.views > 2,
+                row.margin,
+                world.topics,
+            )
             if kind in seen:
                 continue
             seen.add(kind)
@@ -96,6 +103,16 @@ def test_known_false_negatives(study):
         assert abs(len(trials.ids[0].unique()) - expected) <= 4
         if kept < 1:
             assert all(len(trials.labels[0][trials.ids[0] == one].unique()) == 1 for one in trials.ids[0].unique())
+
+
+def test_topical_batches_are_of_as_many_classes_as_they_say(study):
+    trials = study.trials(texts(study), study.World(topics=3), study.INFONCE, [0, 1])
+    batches = trials.batches
+    for seed in (0, 1):
+        labels = trials.labels[seed][batches.samples[:, seed]]
+        assert [len(of_batch.unique()) for of_batch in labels] == [3, 3]
+        shown = batches.rows[:, seed, 1] % 77  # the other view is a question of the same intent
+        assert bool((shown == labels).all())
 
 
 def test_mined_negatives_are_near_and_never_the_positive(study):

@@ -79,6 +79,29 @@ def test_reproduces_with_a_bank(key_has_gradient, dtype):
         assert ours.memory_bank.bank_ptr == theirs.memory_bank.bank_ptr
 
 
+def test_treatments():
+    """As the objective computes them; the bank's keys are embeddings alone."""
+    z0, z1 = (z.detach() for z in projections())
+    z1, y = z1[[0, 1, 2, 5, 4, 5]], torch.arange(6) // 2
+    guide = z1, z0.flip(0)
+    for text, told in {
+        "infonce:t=0.5; duplicates": {},
+        "hcl:t=0.5; ids=y": {"ids": y},
+        "supcon:t=0.5; labels=y": {"labels": y},
+        "infonce:t=0.5; guide=g; margin=-0.1": {"guide": guide},
+    }.items():
+        expected = cp.treatment(text)(z0, z1, **told)
+        torch.testing.assert_close(plugin.ContrastiveLoss(text)(z0, z1, **told), expected)
+        assert not torch.isclose(expected, cp.objective(text.partition(";")[0])(z0, z1))
+        if "margin" not in text:
+            with pytest.raises(ValueError, match=r"the memory bank has no (duplicates|ids|labels) of its keys"):
+                plugin.ContrastiveLoss(text, (16, 8))
+    banked = plugin.ContrastiveLoss("infonce:t=0.5; margin=-0.1", (16, 8))
+    for _ in range(2):
+        banked(z0.requires_grad_(), z1).backward()
+    assert float(banked.objective.counts["anchors"]) == 12
+
+
 def test_a_bank_takes_two_views():
     criterion = plugin.ContrastiveLoss("infonce", memory_bank_size=(16, 8))
     before = criterion.memory_bank.bank.clone()

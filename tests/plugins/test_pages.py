@@ -16,6 +16,8 @@ from hosts import real_clone
 from injected import differences
 from processes import PATIENCE
 
+from counterpoint.plugins.sites import functions
+
 PAGES = Path(__file__).parents[2] / "examples" / "existing_repos"
 COMMON = {
     "--max_steps": "5",
@@ -36,6 +38,26 @@ def flagembedding(row: list[str]) -> dict:
 def tevatron(row: list[str]) -> dict:
     passages = [{"docid": text, "title": "", "text": text} for text in row[1:]]
     return {"query_id": "q", "query": row[0], "positive_passages": passages[:1], "negative_passages": passages[1:]}
+
+
+FROM = PAGES.parents[1] / "docs" / "from"
+CLONES = ("FlagEmbedding", "tevatron/src/tevatron", "gritlm", "llm2vec/llm2vec", "ms-swift", "RecBole-GNN", "SELFRec")
+PLACES = [
+    place
+    for name in ("retrieval", "recommenders")
+    for place in re.findall(r"(?:--site |--replace \"|--product )([\w/.]+:[\w.,]+)", (FROM / f"{name}.md").read_text())
+]
+
+
+@pytest.mark.parametrize("place", sorted({*PLACES}))
+def test_the_places_that_pages_name_are_in_the_clones(place):
+    file, _, name = place.rpartition(":")
+    paths = [path for clone in CLONES for path in real_clone(clone).rglob(file)]
+    if name[0].isdigit():  # lines of products
+        ((*lines,),) = (path.read_text().splitlines() for path in paths)
+        assert all(re.search(r"matmul|\*", lines[int(line) - 1]) for line in name.split(","))
+    else:
+        assert [path for path in paths if name in functions(str(path))]
 
 
 @pytest.mark.slow

@@ -65,6 +65,14 @@ def test_ids_of_many_kinds(train, words, ids):
     assert words is AT_FUNCTION or "left out 1 keys on average" in said
 
 
+@pytest.mark.parametrize("words", [AT_LOGITS, AT_FUNCTION], ids=["logits", "function"])
+def test_log_probabilities_of_the_keys(train, words):
+    code, said = train(words, "torch.linspace(-3, 0, 8)", "hcl:t=0.1; log_q=ids")
+    assert code == 0, said
+    code, said = train(words, "torch.linspace(-3, 0, 5)", "hcl:t=0.1; log_q=ids")
+    assert (code, "log_q: expected a number per key, 8 in all, got shape (5)" in said) == (2, True), said
+
+
 @pytest.mark.parametrize(
     ("ids", "why"),
     [
@@ -108,6 +116,10 @@ def _gathered(rank, file):
     z2[3], y, own = z2[0], torch.tensor([0, 1, 1, 2]), slice(2 * rank, 2 * rank + 2)
     loss = cp.treatment("infonce:t=0.5; ids=y; duplicates")(z1[own], z2[own], ids=y[own], gather=True)
     torch.testing.assert_close(loss, cp.InfoNCE(0.5)(z1, z2, ids=torch.tensor([0, 1, 1, 0])))
+    z1, z2 = torch.randn(2, 4, 2, generator=g.manual_seed(7), dtype=torch.float64)
+    one, told = cp.treatment("infonce:t=0.5; margin=-0.1"), cp.treatment("infonce:t=0.5; margin=-0.1")
+    torch.testing.assert_close(told(z1[own], z2[own], gather=True, pairing="one_way"), one(z1, z2, pairing="one_way"))
+    assert (float(told.counts["without_negatives"]), float(one.counts["without_negatives"])) == (1 - rank, 1)
     distributed.destroy_process_group()
 
 

@@ -71,6 +71,28 @@ for _ in range(6):
     optimizer.step()
 """
 
+ENCODERS = """
+from pathlib import Path
+
+import tiny_bert
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers.multi_vector_encoder import losses as multi
+from sentence_transformers.sparse_encoder import losses as sparse
+
+torch.manual_seed(0)
+tiny_bert.build(Path("tiny"), dropout=0.0, mlm={model} is SparseEncoder)
+model = {model}("tiny", device="cpu")
+criterion = {loss}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+texts = tiny_bert.texts(2, rows=6)
+for _ in range(6):
+    loss = criterion([model.preprocess(column) for column in texts], None)
+    loss = sum(loss.values()) if isinstance(loss, dict) else loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
 MEMBERS = {
     "FlagEmbedding": Member(
         "FlagEmbedding",
@@ -200,6 +222,29 @@ for _ in range(6):
                 SENTENCES,
             ),
             ("GIST", "losses.GISTEmbedLoss(model, guide=guide)", [("gist_embed.py", IN, 100, "diagonal")], SENTENCES),
+        )
+    },
+    **{
+        f"sentence-transformers {name}": Member(
+            "",
+            ENCODERS.replace("{model}", model).replace("{loss}", call),
+            losses,
+            SENTENCES,
+            ("sentence_transformers",),
+        )
+        for name, model, call, losses in (
+            (
+                "SPLADE",
+                "SparseEncoder",
+                "sparse.SpladeLoss(model, sparse.SparseMultipleNegativesRankingLoss(model), 0.1, 0.1)",
+                [("multiple_negatives_ranking.py", IN, 1, "diagonal")],
+            ),
+            (
+                "multi-vector",
+                "MultiVectorEncoder",
+                "multi.MultiVectorMultipleNegativesRankingLoss(model)",
+                [("multiple_negatives_ranking.py", IN, 1, "diagonal")],
+            ),
         )
     },
     "GradCache": Member(folder="GradCache", code=CACHED, losses=[("loss.py", IN, 1, "2th column")], command=SITE),

@@ -465,6 +465,27 @@ train(lambda a, b: 0.1 * SimGCL.calculate_cl_loss(model, a, b))
         [("simgcl.py", IN, 5, "")],
         ANY,
     ),
+    "RecBole-GNN SGL": Member(
+        "RecBole-GNN",
+        """
+absent("recbole", "recbole.model", "recbole.model.init", "recbole.model.loss", "recbole.utils", "recbole_gnn")
+absent("recbole_gnn.model", "recbole_gnn.model.layers", "recbole_gnn.model.abstract_recommender")
+sys.modules["recbole_gnn.model.abstract_recommender"].GeneralGraphRecommender = nn.Module
+SGL = load("recbole_gnn/model/general_recommender/sgl.py", "sgl").SGL
+model = types.SimpleNamespace(ssl_tau=0.2, ssl_weight=0.1)
+
+
+def loss(a, b):
+    users, items = torch.randint(6, (2, 8))
+    return SGL.calc_ssl_loss(model, users, items, a[:6], b[:6], a[6:], b[6:])
+
+
+train(loss)
+""",
+        [("sgl.py", IN, 5, "one key")] * 2,
+        ANY,
+        needs=("torch_geometric",),
+    ),
     "CrossPoint": Member(
         "",
         """

@@ -99,8 +99,8 @@ def test_a_file_of_text_pairs(tmp_path, bert):
     pytest.importorskip("sentence_transformers")
     (tmp_path / "pairs.tsv").write_text("".join(f"a cat {i}\ta dog {i}\n" for i in range(8)))
     np.save(tmp_path / "ids.npy", np.arange(8) // 2)
-    data = read([tmp_path / "pairs.tsv"], tmp_path / "ids.npy", None, None, Settings(model=str(bert)))
+    data = read([tmp_path / "pairs.tsv"], Settings(model=str(bert)), ids=tmp_path / "ids.npy")
     assert len(data) == 8
     assert data.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     with pytest.raises(ValueError, match="a file of texts needs a sentence model: --model"):
-        read([tmp_path / "pairs.tsv"], None, None, None, Settings())
+        read([tmp_path / "pairs.tsv"], Settings())

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -193,7 +192,7 @@ def test_what_ends_a_grid_ends_the_command_without_a_traceback(tmp_path, capsys,
     def stop(given):
         raise error
 
-    monkeypatch.setitem(COMMANDS, "report", replace(COMMANDS["report"], run=stop))
+    monkeypatch.setattr(COMMANDS["report"], "run", stop)
     (tmp_path / "run.json").write_text("{}")
     assert main(["report", str(tmp_path)]) == code
     assert capsys.readouterr().err.startswith(said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from documents import DOCUMENTS, ROOT, commands
@@ -193,7 +193,8 @@ def test_exit_codes(command, capsys, monkeypatch):
 
         if COMMANDS[name].script:
             continue
-        monkeypatch.setitem(COMMANDS, name, replace(COMMANDS[name], run=run, arguments=lambda parser: None))
+        monkeypatch.setattr(COMMANDS[name], "run", run)
+        monkeypatch.setattr(COMMANDS[name], "arguments", lambda parser: None)
         capsys.readouterr()
         assert main(name.split()) == code
         err = capsys.readouterr().err

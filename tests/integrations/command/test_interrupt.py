@@ -14,7 +14,7 @@ import shlex
 import signal
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,7 +99,7 @@ def test_while_frameworks_are_imported(monkeypatch, capsys):
     def stop(parser):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, "train graph", replace(COMMANDS["train graph"], arguments=stop))
+    monkeypatch.setattr(COMMANDS["train graph"], "arguments", stop)
     assert main.main(["train", "graph"]) == 130
     assert capsys.readouterr().err == "counterpoint train graph: stopped; nothing was done yet\n"
 
@@ -125,7 +125,7 @@ def test_ctrl_c_while_a_class_is_created(monkeypatch, capsys, tmp_path):
     def create(*_):
         type("Owner", (), {"attribute": Interrupted()})
 
-    monkeypatch.setitem(COMMANDS, "doctor", replace(COMMANDS["doctor"], run=create))
+    monkeypatch.setattr(COMMANDS["doctor"], "run", create)
     assert main.main(["doctor"]) == 130
     assert capsys.readouterr().err == "counterpoint doctor: stopped\n"
     with pytest.raises(KeyboardInterrupt):

@@ -87,7 +87,8 @@ def killed(root, saves, moment):
 
 
 def numbers(run):
-    return run.metrics(), run.result, {k: v.tolist() for k, v in run.load()["agent"]["critic"].items()}
+    weights = run.load()["agent"]["networks"]
+    return run.metrics(), run.result, {k: v.tolist() for k, v in weights.items() if k.startswith("critic.")}
 
 
 @pytest.mark.parametrize(("saves", "moment"), [pytest.param(29, "after", marks=pytest.mark.slow), (20, "before")])

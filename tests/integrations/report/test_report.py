@@ -339,7 +339,7 @@ def test_pictures_show_names_as_they_are(label, tmp_path):
     written = [*report.write(summary, tmp_path / "out")]
     assert {path.suffix for path in written} == {".md", ".json", ".html"}
     drawing = figure_of(summary.columns[0])
-    plots.save(drawing, tmp_path / "drawn.svg")
+    drawing.savefig(tmp_path / "drawn.svg")
     assert not [text for text in drawing.findobj(Text) if text.get_parse_math()]
 
 
@@ -501,12 +501,12 @@ def test_the_command_offers_every_format():
 
 
 def figure_of(column):
-    """Draw the values of a column, and beside them its differences."""
+    """Draw the values of a column, its differences, and these with the rows' names."""
     drawing, looks = figure(9, 4), plots.styles(column.cells, column.checks)
-    left, right = drawing.subplots(1, 2, sharey=True)
+    left, right, opening = drawing.subplots(1, 3)
     plots.draw_values(left, column, looks)
     plots.draw_differences(right, column, looks)
-    plots.name_rows(left, column.cells, 38)
+    plots.draw_opening(opening, column, looks)
     return drawing
 
 
@@ -519,10 +519,10 @@ def curve_of(column):
 
 def test_the_picture_of_a_column_shows_its_numbers(study):
     column = report.summarise(store.find_runs(study)).columns[0]
-    left, right = figure_of(column).axes
+    left, right, opening = figure_of(column).axes
     rows = list(column.cells)
-    assert [label.get_text().replace("\n", "").replace(" ", "") for label in left.get_yticklabels()] == [
-        row.replace(" ", "") for row in rows
+    assert [label.get_text().replace("\n", "").replace(" ", "") for label in opening.get_yticklabels()] == [
+        row.replace(" ", "") for row in column.compared
     ]
     drawn = {line.get_marker(): [] for line in left.lines}
     for line in left.lines:
@@ -544,7 +544,7 @@ def test_the_picture_of_a_column_shows_its_numbers(study):
 def test_rows_that_train_nothing_stretch_no_axis(tmp_path):
     rows = {BASE: noisy(86, 5), OTHER: noisy(87, 5), "untrained": noisy(12, 5), "bag": noisy(86.5, 2, 0.1)}
     (column,) = report.summarise(make(tmp_path, {("A", row): values for row, values in rows.items()})).columns
-    left, right = figure_of(column).axes
+    left, right, _ = figure_of(column).axes
     assert 80 < left.get_xlim()[0] < left.get_xlim()[1] < 95
     arrow = next(text for text in left.texts if "←" in text.get_text())
     assert arrow.get_text().strip() == f"← {column.cells['untrained'].mean:.3g}"
@@ -564,25 +564,33 @@ def test_curves_are_means_over_seeds(study):
         assert list(line.get_ydata()) == pytest.approx([1 / step + 3.5 for step in (1, 2, 3)])  # seeds 0 to 7
 
 
+class Logged:
+    """A run with these lines."""
+
+    def __init__(self, lines):
+        self.metrics = lambda: lines
+
+
 def test_long_curves_are_averaged_and_short_ones_of_one_seed_do_not_bend_them():
     lines = [{"step": step, "loss": float(step)} for step in range(600)]
-    steps, mean, spread = plots._band([plots._by_name(lines), plots._by_name(lines[:480])], "loss")
+    steps, mean, spread = plots._band([Logged(lines), Logged(lines[:480])], "loss")
     assert len(steps) == plots.POINTS
     assert steps == mean
     assert (steps[0], steps[-1]) == (3.5, 475.5)
     assert set(spread) == {0.0}
 
 
-def test_numbers_that_only_some_lines_have_keep_their_steps():
+def test_numbers_that_only_some_lines_have_keep_their_steps(monkeypatch):
     lines = [
         {"step": step, "loss": 0.5 * step} | ({"accuracy": 1.0 * step} if step % 100 == 0 else {})
         for step in range(999)
     ]
     lines[7]["loss"] = math.nan
-    logged = plots._by_name(lines)
-    assert logged["accuracy"][0].tolist() == logged["accuracy"][1].tolist() == [*range(0, 999, 100)]
-    assert logged["loss"][0].tolist() == [step for step in range(999) if step != 7]
-    assert (logged["loss"][1] * 2).tolist() == logged["loss"][0].tolist()
+    monkeypatch.setattr(plots, "POINTS", 999)
+    steps, accuracy, _ = plots._band([Logged(lines)], "accuracy")
+    assert steps == accuracy == [*range(0, 999, 100)]
+    steps, loss, _ = plots._band([Logged(lines)], "loss")
+    assert steps == [2 * x for x in loss] == [step for step in range(999) if step != 7]
 
 
 def test_curves_say_what_they_run_over(tmp_path):

@@ -19,7 +19,7 @@ from tracked_toy import trained_with_a_break
 
 from counterpoint.integrations import store, trackers
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.trackers import NAMES, backends, sending
+from counterpoint.integrations.trackers import NAMES, backends
 
 
 @pytest.fixture
@@ -128,9 +128,9 @@ def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
         with run.lock():
             run.begin()
             run._write(started=started)
-            runs.append(sending.subject_of(run).identifier)
+            runs.append(backends.Subject(run).identifier)
             run.begin()  # resumes
-            assert sending.subject_of(run).identifier == runs[-1]
+            assert backends.Subject(run).identifier == runs[-1]
     assert runs[0] != runs[1]
 
 
