@@ -39,7 +39,7 @@ OBJECTIVES = {
     "alphacl": "AlphaCL", "mv": "MeanVariance", "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust",
     "intcl": "IntCL", "intnacl": "IntNaCl", "dp": "DistancePolarization", "gor": "SpreadOut", "supcon": "SupCon",
     "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "siglip": "SigLIP", "psl": "PSL", "drrl": "DrRL",
-    "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka",
+    "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka", "soft": "SoftTargets",
 }  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from . import checks, spec
 from .batch.batch import Batch
 from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
-from .batch.options import REDUCTIONS, BatchOptions, Reduction
-from .batch.pairings import scores_of
+from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction
+from .batch.pairings import check_guide, scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
@@ -135,7 +135,7 @@ class Objective(Parametrized):
                 :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own or ``guide``'s. In
                 pairings without positives (``single``) a margin refers to the sample's other views.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
-                decide what ``false_negatives`` excludes (GISTEmbed). They get no gradient.
+                decide what ``false_negatives`` excludes (GISTEmbed), or are soft targets. They get no gradient.
             empty: what to do with anchors that ``false_negatives`` leaves without negatives: raise an ``error``,
                 ``keep`` the least similar one, or count their loss as ``zero``. Statistics of the batch (``mu="auto"``)
                 then include their negatives, as if none were false.
@@ -159,8 +159,7 @@ class Objective(Parametrized):
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
         for name in options:
-            known_options = (*BatchOptions.__annotations__, "gather", "reduction")
-            check_known(f"{type(self).__name__}: unknown argument", name, known_options, TypeError)
+            check_known(f"{type(self).__name__}: unknown argument", name, OPTIONS, TypeError)
         if checks.compiling():
             from . import compiled
 
@@ -168,6 +167,7 @@ class Objective(Parametrized):
                 options_of_call = {"gather": gather, "reduction": reduction, **options}
                 return compiled.uncompiled(self, views, options_of_call)  # type: ignore[no-any-return]
         batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
+        check_guide(batch, self)
         if batch.normalize and not checks.compiling():
             warn_of_scales(self)
         return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)

@@ -127,6 +127,10 @@ FORMULAS = {
         r"1 - p + m + \left(\frac{1}{N} \sum_j (\epsilon + w (s_j - m)_+)^{\omega^*}\right)^{1/\omega^*}, \quad "
         r"\omega^* = \frac{\omega}{\omega - 1}"
     ),
+    "-sum_j w_j log(E(s_j) / sum_k E(s_k)),  w = softmax(g / tau) or (1 + g) / 2": (
+        r"-\sum_j w_j \log \frac{E(s_j)}{\sum_k E(s_k)}, \quad "
+        r"w_j \propto e^{g_j / \tau} \text{ or } \frac{1 + g_j}{2}, \quad \sum_j w_j = 1"
+    ),
     "M1^2 + max(0, M2 - 1/d),  M_k = mean over pairs of s^k": (
         r"M_1^2 + \max\left\{0, M_2 - \frac{1}{d}\right\}, \quad M_k = \overline{s^k}"
     ),

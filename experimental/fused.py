@@ -45,11 +45,15 @@ class FusedNegatives(TileNegatives):
         super().__init__(pairs, both, mask, None, bound, "fused", True)
         self.multiplied = self.like.dtype if half is None else half
 
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        if guided:
+            raise self._unsupported()
         functions, constants = self._quadratics(f, per_anchor, "")
         return with_constants(constants, self._by_kernels(functions, [0.0] * functions.number))
 
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        if guided:
+            raise self._unsupported()
         functions, _ = self._quadratics(f, per_anchor, "softplus")
         return self._by_kernels(functions, [functions.inside])[0] / self.count
 

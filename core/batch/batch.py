@@ -325,8 +325,6 @@ class Batch:
                 )
         if views is None:
             return None
-        if not self.rules:
-            raise ValueError("guide=: needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule.")
         if self.adversarial is not None:
             raise ValueError("guide= cannot be combined with adversarial=: the guide has not seen these views.")
         listed = [views] if isinstance(views, Tensor) else [*views]

@@ -33,7 +33,7 @@ PAIRS_CPU, PAIRS = 2**17, 2**26
 SEPARATE_CPU = 2**18
 
 # What scores say of each anchor, beside its negatives.
-PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor", "index")
+PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor", "index", "guide_pos")
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -166,6 +166,15 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
     separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
     return fastest_engine(batch.device, pairs, separate, both)
+
+
+def has_matrix(batch: Batch, both: bool = False) -> bool:
+    """Return whether the first view is compared with the others in a matrix, in which the positives are too."""
+    if batch.group is not None or batch.negatives is not None or batch.ids is not None or batch.log_q is not None:
+        return False
+    pairs, separate = batch.size**2 * (len(batch.raw) - 1) * (1 + both), any(x.requires_grad for x in batch.raw[1:])
+    engine = fastest_engine(batch.device, pairs, separate, both) if batch.engine == "auto" else batch.engine
+    return engine == "matrix"
 
 
 def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:

@@ -99,6 +99,10 @@ class BatchOptions(KnownOptions, total=False):
     engine: str
 
 
+OPTIONS = (*BatchOptions.__annotations__, "gather", "reduction")
+"""The names of all keyword arguments of a call."""
+
+
 def chosen_directions(
     pairing: str | Mapping[str, str] | None, directions: Sequence[str] | None, hardness: tuple[str, float] | None
 ) -> tuple[str, ...]:

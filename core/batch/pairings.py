@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,11 +31,20 @@ from torch import Tensor
 from .. import checks
 from ..engine.joined import TiltedNegatives
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, concatenated
+from ..engine.matrix import MatrixNegatives, Negatives, concatenated, matrix_of
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from .batch import Batch
-from .choose_engine import Part, has_zeros, mask_of, masked_matrix, masked_negatives, negatives_of, own_negatives
+from .choose_engine import (
+    Part,
+    has_matrix,
+    has_zeros,
+    mask_of,
+    masked_matrix,
+    masked_negatives,
+    negatives_of,
+    own_negatives,
+)
 from .joint import joint
 from .rules import limits, rounded_up
 from .scores import Scores, counted_positives
@@ -47,8 +56,15 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     if name not in batch.scores:
         scores = PAIRINGS[name](batch)
         scores.width = batch.width
+        judge = scores
+        if batch.guide is not None:
+            with torch.no_grad():
+                judge = PAIRINGS[name](batch.guide)
+            scores.guide_pos = judge.pos
         if batch.rules:
-            _exclude_false_negatives(batch, name, scores)
+            _exclude_false_negatives(batch, name, scores, judge)
+        if batch.guide is not None:
+            scores.neg.set_guide(judge.neg)
         if batch.prior is not None:
             scores.prior = _per_anchor(batch.prior, scores.pos)
         if batch.positive_factor is not None and name != "single":
@@ -66,12 +82,24 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     return batch.scores[name]
 
 
-def _exclude_false_negatives(batch: Batch, name: str, scores: Scores) -> None:
-    """Exclude the negatives that the batch's rules call false."""
-    judge = scores
-    if batch.guide is not None:
-        with torch.no_grad():
-            judge = PAIRINGS[name](batch.guide)
+def check_guide(batch: Batch, objective: Any) -> None:
+    """Raise if neither rules nor the objective use the guide, or if the objective uses one that has not seen all keys.
+
+    Objectives that reduce with ``guided=True`` have an attribute ``uses_guide``.
+    """
+    if batch.guide is None:
+        return
+    used = any(getattr(part, "uses_guide", False) for part in objective.modules())
+    if not batch.rules and not used:
+        raise ValueError(
+            "guide=: needs false_negatives= beside it, or cp.SoftTargets; cp.margin(0) is GISTEmbed's rule."
+        )
+    if used and batch.negatives is not None and batch.negatives.guide is None:
+        raise ValueError("guide= with negatives=: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
+
+
+def _exclude_false_negatives(batch: Batch, name: str, scores: Scores, judge: Scores) -> None:
+    """Exclude the negatives that the batch's rules call false, by the similarities of ``judge``."""
     if batch.negatives is not None and name != "single" and not batch.rules[0].hard:
         every = batch.negatives.embeddings.shape[1] * (batch.total if batch.in_batch else 1)
         scores.exempt = every if scores.hard is None else scores.hard
@@ -164,11 +192,10 @@ def _one_way(batch: Batch) -> Scores:
     if batch.labels is not None:
         anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    pos = batch.view_similarities(first=True)
+    pos = None if has_matrix(batch) else batch.view_similarities(first=True)
     anchors, *others = batch.views
-    if not batch.in_batch:
-        neg = own_negatives(batch, anchors)
-        return Scores(pos, neg, pairing="one_way", views=len(batch.raw))
+    if pos is not None and not batch.in_batch:
+        return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
     return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard)
 
@@ -178,7 +205,7 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = batch.view_similarities()
+    pos = None if has_matrix(batch, both=True) else batch.view_similarities()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
@@ -278,10 +305,22 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
 
 
 def _scores(
-    batch: Batch, name: str, parts: Sequence[Part], pos: Tensor, *, both: bool = False, hard: Tensor | None = None
+    batch: Batch,
+    name: str,
+    parts: Sequence[Part],
+    pos: Tensor | None,
+    *,
+    both: bool = False,
+    hard: Tensor | None = None,
 ) -> Scores:
-    """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`."""
+    """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`.
+
+    Positives that are not given are entries of the matrix of similarities, those that are not negatives.
+    """
     neg = negatives_of(batch, parts, both=both, hard=hard)
+    if pos is None:
+        skip = neg.skip if isinstance(neg, MatrixNegatives) else None
+        pos = batch.view_similarities(first=not both) if skip is None else matrix_of(neg).gather(1, skip)
     scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
     if batch.adversarial is None and batch.mixed is None:
         return scores

@@ -39,6 +39,7 @@ class Scores:
         removed: by rule, the largest similarity of a negative, ``(anchors, 1)``.
         emptied: ``(anchors, 1)``, whether the rules exclude all negatives, so that the least similar one stays.
         judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
+        guide_pos: ``(anchors, P)`` similarities of the positives by the guide, or None.
         bound: of the absolute similarities, if known.
         exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
         hard: number of keys, the last, that are hard negatives, if the batch alone does not say.
@@ -71,6 +72,7 @@ class Scores:
     removed: dict[str, Tensor] = field(default_factory=dict)
     emptied: Tensor | None = None
     judge: Negatives | None = None
+    guide_pos: Tensor | None = None
     bound: float | None = None
     exempt: int = 0
     hard: int | None = None

@@ -50,7 +50,7 @@ class Chunk(TileNegatives):
         block: the anchors' block.
         rows: the chunk's anchors among all.
         workspaces: buffers that chunks reuse, for each reduction of a chunk.
-        d_right: to which the gradient of the keys through a matrix is added.
+        d_right: to which the gradient of the keys is added.
     """
 
     def __init__(
@@ -132,7 +132,9 @@ def loss_in_chunks(
     total: Tensor | None = None
 
     def gradient_of(x: Tensor) -> Tensor | None:
-        return sums.setdefault(id(x), (x, torch.zeros_like(x)))[1] if x.requires_grad else None
+        if x.requires_grad and id(x) not in sums:
+            sums[id(x)] = x, torch.zeros_like(x)
+        return sums[id(x)][1] if x.requires_grad else None
 
     for rows, chunk, block in chunks_of(neg, gradient_of):
         # 1. the loss, as a function of the chunk's own copies

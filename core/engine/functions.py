@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from .. import checks
 from ..values import Values, host_values, with_host_values
-from .mask import Tile, Workspace
+from .mask import Tile, Workspace, by_guide
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Traced:
         number: number of results.
         is_tuple: whether ``f`` returns a tuple.
         host: the host's scale and bias, which the call installed in its thread.
+        guided: whether the second argument of ``f`` is the similarity by a guide.
+        guide: its embeddings of a block's anchors and keys.
     """
 
     f: Callable[..., Any]
@@ -41,12 +43,18 @@ class Traced:
     is_tuple: bool
     host: Values = field(default_factory=host_values)
 
+    guided: bool = False
+    guide: tuple[Tensor, Tensor] | None = None
+
     offset: float = 0.0
 
     @staticmethod
-    def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, unit: float) -> Traced | None:
+    def of(
+        f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, unit: float, guided: bool = False
+    ) -> Traced | None:
         """Trace ``f``; None if it closes over tensors with dimensions, or hides its closure from torch."""
-        args = [x.detach().requires_grad_() for x in (like.new_zeros(1, 1), *(p[:1] for p in per_anchor))]
+        pair = [like.new_zeros(1, 1)] * (1 + guided)
+        args = [x.detach().requires_grad_() for x in (*pair, *(p[:1] for p in per_anchor))]
         with torch.enable_grad(), _Captured(args) as trace:
             output = f(*args)
         checks.require_elementwise(output, args[0])
@@ -55,7 +63,8 @@ class Traced:
         hidden = any(x.requires_grad and id(x) not in trace.known for x in results)
         if hidden or any(x.numel() > 1 or x.dim() > 1 for x in trace.captured):
             return None
-        return Traced(f, per_anchor, tuple(trace.captured), tuple(trace.constants), unit, len(results), is_tuple)
+        tensors = tuple(trace.captured), tuple(trace.constants)
+        return Traced(f, per_anchor, *tensors, unit, len(results), is_tuple, guided=guided)
 
     @property
     def uniform(self) -> bool:
@@ -80,7 +89,7 @@ class Traced:
         return gradient
 
     def evaluate(self, s: Tensor, tile: Tile, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
-        output = self.f(s, *(p[tile.rows] for p in self.per_anchor))
+        output = self.f(s, *self._by_guide(tile, workspace), *(p[tile.rows] for p in self.per_anchor))
         for k, x in enumerate(output if isinstance(output, tuple) else (output,)):
             yield k, x * self.unit
 
@@ -89,7 +98,7 @@ class Traced:
     ) -> tuple[Tensor | None, list[Tensor]]:
         # 1. leaves for this tile
         s, *rest = (x.detach().requires_grad_() for x in (s, *(p[tile.rows] for p in self.per_anchor), *self.captured))
-        args = (s, *rest[: len(self.per_anchor)])
+        args = (s, *self._by_guide(tile, workspace), *rest[: len(self.per_anchor)])
         # 2. values, with the leaves, and the constants of the forward pass, in place of what f closes over
         closed = _Captured(args, (rest[len(self.per_anchor) :], self.constants))
         replaced = closed if self.captured or self.constants else nullcontext()
@@ -104,6 +113,9 @@ class Traced:
         gradients = torch.autograd.grad(outputs, (s, *rest), weights, allow_unused=True)
         ds, *others = (torch.zeros_like(x) if g is None else g for x, g in zip((s, *rest), gradients, strict=True))
         return ds, others
+
+    def _by_guide(self, tile: Tile, workspace: Workspace) -> tuple[Tensor, ...]:
+        return () if self.guide is None else (by_guide(self.guide, tile, workspace),)
 
 
 class _Captured(TorchFunctionMode):

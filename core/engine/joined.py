@@ -76,17 +76,21 @@ class TiltedNegatives(Negatives):
     def valid(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         self.neg.valid = value
 
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        return self.neg.logsumexp(self._each(f, lambda x, s: x + self.strength * s.detach()), *per_anchor)
+    def set_guide(self, guide: Negatives) -> None:
+        self.neg.set_guide(guide.neg if isinstance(guide, TiltedNegatives) else guide)
 
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        tilted = self._each(f, lambda x, s: x + self.strength * s.detach())
+        return self.neg.logsumexp(tilted, *per_anchor, guided=guided)
+
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         def weight(x: Tensor, s: Tensor, log_count: Tensor) -> Tensor:
             return (self.strength * s.detach() - log_count).clamp(max=HIGHEST).exp() * x
 
-        def weighted(s: Tensor, log_count: Tensor, *others: Tensor) -> Any:
-            return self._each(f, lambda x, s: weight(x, s, log_count))(s, *others)
+        def weighted(s: Tensor, *others: Tensor) -> Any:
+            return self._each(f, lambda x, s: weight(x, s, others[-1]))(s, *others[:-1])
 
-        found, count = self.neg.mean(weighted, self.log_count, *per_anchor), self.neg.count
+        found, count = self.neg.mean(weighted, *per_anchor, self.log_count, guided=guided), self.neg.count
         return tuple(x * count for x in found) if isinstance(found, tuple) else found * count
 
     def max(self) -> Tensor:
@@ -139,14 +143,21 @@ class JoinedNegatives(Negatives):
             first = first + count
         return first
 
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
-        return self._over_parts(lambda part: part.logsumexp(f, *per_anchor), lambda x: x.logsumexp(1, keepdim=True))
+    def set_guide(self, guide: Negatives) -> None:
+        for part, by in zip(self.parts, guide.parts if isinstance(guide, JoinedNegatives) else (), strict=True):
+            part.set_guide(by)
 
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        def of_part(part: Negatives) -> Any:
+            return part.logsumexp(f, *per_anchor, guided=guided)
+
+        return self._over_parts(of_part, lambda x: x.logsumexp(1, keepdim=True))
+
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         total: list[Tensor] = []
         many = False
         for part, count in zip(self.parts, self.counts, strict=True):
-            found = part.mean(f, *per_anchor)
+            found = part.mean(f, *per_anchor, guided=guided)
             many = isinstance(found, tuple)
             results = found if many else (found,)
             sums = [x * count for x in results]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,8 +105,7 @@ class Limits:
         """
         most, at_most = self.most * self.scale + self.offset, torch.le if self.scale > 0 else torch.ge
         if self.guide is not None:
-            anchors, keys = self.guide[0][tile.rows], self.guide[1][tile.keys]
-            x = torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))
+            x = by_guide(self.guide, tile, workspace)
             most, at_most = self.most, torch.le
         allowed = [at_most(x, most[tile.rows], out=workspace("allowed", x.shape))]
         if self.exempt is not None:
@@ -259,6 +258,17 @@ class Mask:
 def _of_keys(x: Tensor, tile: Tile) -> Tensor:
     """Return the values of a tile's keys, of which each anchor may have its own."""
     return x[tile.keys] if x.dim() == 1 else x[tile.rows, tile.keys]
+
+
+def by_guide(guide: tuple[Tensor, Tensor], tile: Tile, workspace: Workspace) -> Tensor:
+    """Compute the similarities of a tile by the guide's embeddings of the anchors and of the keys."""
+    anchors, keys = guide[0][tile.rows], guide[1][tile.keys]
+    return torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))
+
+
+def with_own_guide(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``f(s, g, ...)`` as a function of ``s``, which is its own guide."""
+    return lambda s, *others: f(s, s.detach(), *others)
 
 
 class Workspace:

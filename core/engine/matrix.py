@@ -20,8 +20,8 @@ from torch import Tensor
 from .. import checks
 from ..values import Value
 from .distributed import ProcessGroup
-from .mask import LOG2E, Mask, Workspace
-from .quadratic import Quadratics, is_zero
+from .mask import LOG2E, Mask, Workspace, with_own_guide
+from .quadratic import multiple_of
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
 HIGHEST = 80.0
@@ -42,6 +42,9 @@ class Negatives(ABC):
     further arguments, sliced to the block: ``neg.mean(lambda s, m: (s - m) ** 2, m)``. Every reduction has the shape
     ``(anchors, 1)``, which broadcasts against ``pos``.
 
+    With ``guided=True`` they are ``f(s, g, ...)``, where ``g`` is the similarity by the call's ``guide=``, or the
+    model's own if there is none, as a constant.
+
     The anchors may be only those of this process: for statistics of the whole batch use :meth:`across` and
     :meth:`batch_mean`.
 
@@ -53,6 +56,8 @@ class Negatives(ABC):
 
     engine: str = "matrix"
     group: ProcessGroup | None = None
+    guide: Negatives | None = None
+    """The same anchors and keys by a guide's embeddings."""
     optional: bool = False
     """Whether an anchor may have none, because others are joined to these."""
     valid: Value = 1.0
@@ -65,11 +70,11 @@ class Negatives(ABC):
         return self.count.log() if isinstance(self.count, Tensor) else math.log(self.count)
 
     @abstractmethod
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         """Compute ``log sum_j exp f(s_j)``."""
 
     @abstractmethod
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         """Compute ``mean_j f(s_j)``."""
 
     @abstractmethod
@@ -118,6 +123,10 @@ class Negatives(ABC):
         """
         raise TypeError(f"{type(self).__name__}: negatives of this kind cannot be excluded by their similarity.")
 
+    def set_guide(self, guide: Negatives) -> None:
+        """Let ``guide``, with the same structure, say the similarities by the guide."""
+        self.guide = guide
+
     def materialized(self) -> Negatives:
         """Return the same negatives as a matrix, if that is small enough."""
         return self
@@ -139,16 +148,20 @@ class Negatives(ABC):
         mean = self.mean(lambda s: s)
         return self.mean(lambda s, m: (s - m) ** 2, mean)  # type: ignore[no-any-return]
 
-    def expectation(self, log_weight: Callable[..., Tensor], f: Callable[[Tensor], Tensor], *args: Tensor) -> Tensor:
-        """Compute ``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight(s, *args))``."""
-        total = self.logsumexp(lambda s, *args: log_weight(s.detach(), *args), *args)
+    def expectation(
+        self, log_weight: Callable[..., Tensor], f: Callable[..., Tensor], *per_anchor: Tensor, guided: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Compute ``log W`` and ``sum_j w_j f(s_j) / W`` with constant weights ``w = exp(log_weight)`` of sum ``W``."""
 
-        def weighted(s: Tensor, total: Tensor, *args: Tensor) -> Tensor:
+        def weighted(s: Tensor, g: Tensor, total: Tensor, *others: Tensor) -> Tensor:
             # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key
             # that counts less than once may exceed one
-            return (log_weight(s.detach(), *args) - total).clamp(max=HIGHEST).exp() * f(s)
+            return (log_weight(g, *others) - total).clamp(max=HIGHEST).exp() * f(s, *others)
 
-        return self.mean(weighted, total, *args) * self.count  # type: ignore[no-any-return]
+        functions: list[Callable[..., Any]] = [lambda s, g, *others: log_weight(g, *others), weighted]
+        log_weights, each = functions if guided else map(with_own_guide, functions)
+        total = self.logsumexp(log_weights, *per_anchor, guided=guided)
+        return total, self.mean(each, total, *per_anchor, guided=guided) * self.count
 
 
 class Product(torch.autograd.Function):
@@ -287,14 +300,19 @@ class MatrixNegatives(Negatives):
         elif self.skip is not None:
             x.scatter_(1, of_rows(self.skip, rows), value)
 
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def _guided(self, f: Callable[..., Any], per_anchor: tuple[Tensor, ...], guided: bool) -> Any:
+        """Return ``f`` and its further arguments, of which the guide's matrix is the first."""
+        if guided and self.guide is not None:
+            return f, (matrix_of(self.guide.materialized()), *per_anchor)
+        return with_own_guide(f) if guided else f, per_anchor
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        f, per_anchor = self._guided(f, per_anchor, guided)
         traced = checks.traced()
-        if not per_anchor and self.log_weight is None and self.scores.device.type == "cpu" and not traced:
-            quadratic = Quadratics.of(f, (), len(self.scores), self.scores.dtype)
-            if quadratic is not None and quadratic[0].multiple is not None and is_zero(quadratic[1][0]):
-                return MatrixLogSumExp.apply(
-                    self.scores, quadratic[0].multiple, [rows for rows, _ in self._blocks()], self.exclude_
-                )[0]
+        simple = not traced and self.log_weight is None and self.scores.device.type == "cpu" and not per_anchor
+        if simple and (multiple := multiple_of(f)) is not None:
+            blocks = [rows for rows, _ in self._blocks()]
+            return MatrixLogSumExp.apply(self.scores, multiple, blocks, self.exclude_)[0]
 
         def reduce(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
@@ -305,7 +323,9 @@ class MatrixNegatives(Negatives):
 
         return self._reduce(reduce, f, per_anchor)
 
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        f, per_anchor = self._guided(f, per_anchor, guided)
+
         def reduce(x: Tensor, rows: slice) -> Tensor:
             if self.log_weight is not None:
                 x = x * of_rows(self.log_weight, rows).exp()

@@ -38,6 +38,7 @@ class TilePass:
         same: anchors and keys are one tensor.
         shape: rows and columns of the tiles.
         workspace: buffers to store all tiles in; by default own ones, for as many as pay.
+        d_right: to which the gradient of the keys is added, instead of returning it.
     """
 
     functions: Functions
@@ -48,6 +49,7 @@ class TilePass:
     same: bool
     shape: tuple[int, int]
     workspace: Workspace | None = None
+    d_right: Tensor | None = None
 
     def start(self, anchors: int, like: Tensor) -> Accumulator:
         """Return the statistics before the first tile."""
@@ -117,6 +119,7 @@ class TilePass:
         workspace: Workspace,
         stored: Sequence[Tensor] = (),
         last: bool = False,
+        scaled_left: Tensor | None = None,
     ) -> None:
         """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
 
@@ -125,7 +128,9 @@ class TilePass:
             gradients: ``(n,)`` for each function, from :func:`upstream_gradients`.
             stored: the tiles that :meth:`accumulate` returned.
             last: overwrite these.
+            scaled_left: the anchors in the units of ``d_right``, if these are others than those of ``gradients``.
         """
+        scaled_left = left if scaled_left is None else scaled_left
         exponentials, learned = self._stores_exponentials(), isinstance(self.functions, Softplus) and d_tensors
         ds: Tensor | None
         parts: list[Tensor]
@@ -153,7 +158,7 @@ class TilePass:
                 if ds is not None and d_left is not None:
                     d_left[tile.rows].addmm_(ds, right[tile.keys])
                 if ds is not None and d_right is not None and not tile.diagonal:
-                    d_right[tile.keys].addmm_(ds.t(), left[tile.rows])
+                    d_right[tile.keys].addmm_(ds.t(), scaled_left[tile.rows])
                 # 3. tensors of the functions
                 if learned and ds is not None:
                     total += ds.sum() / (1 + tile.diagonal)
@@ -245,11 +250,12 @@ class ReduceTiles(checks.Once):
             return (None,) * len(ctx.needs_input_grad)
         tile_pass: TilePass = ctx.tile_pass
         # 1. gradients of the results, in units of the largest
-        relative, largest = normalized_gradients(gradients)
+        relative, unit = normalized_gradients(gradients)
         if ctx.weighted:
             weighted, *state = ctx.saved_tensors
             (factor,) = upstream_gradients(tile_pass.functions, tile_pass.accumulator(tile_pass.count, state), relative)
-            return None, weighted * (factor * largest).unsqueeze(1), None
+            factor = factor if unit is None else factor * unit
+            return None, weighted * factor.unsqueeze(1), None
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
         stored, ctx.stored = ctx.stored, []  # overwritten: if this is called again, they are recomputed
@@ -259,15 +265,18 @@ class ReduceTiles(checks.Once):
         accumulator = tile_pass.accumulator(tile_pass.count, state)
         # 2. all tiles
         d_left = torch.zeros_like(left) if ctx.needs_input_grad[1] else None
-        d_right = torch.zeros_like(right) if ctx.needs_input_grad[2] else None
-        if tile_pass.same:
-            d_right = d_left
+        d_right = d_left if tile_pass.same else None
+        if ctx.needs_input_grad[2]:
+            d_right = torch.zeros_like(right) if tile_pass.d_right is None else tile_pass.d_right
+        scaled_left = left if tile_pass.d_right is None or unit is None else left * unit
         d_tensors = [torch.zeros_like(t) for t in tensors]
         tile_pass.backpropagate(
             left, right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            d_left, d_right, d_tensors, tile_pass.workspace or Workspace(left), stored, True,
+            d_left, d_right, d_tensors, tile_pass.workspace or Workspace(left), stored, True, scaled_left,
         )  # fmt: skip
         # 3. back to the units of the loss
-        for x in {id(x): x for x in (d_left, d_right, *d_tensors) if x is not None}.values():
-            x *= largest
-        return None, d_left, d_right if other is not None else None, *d_tensors
+        d_right = d_right if other is not None and tile_pass.d_right is None else None
+        for x in (d_left, d_right, *d_tensors):
+            if x is not None and unit is not None:
+                x *= unit
+        return None, d_left, d_right, *d_tensors

@@ -110,6 +110,31 @@ class Quadratic:
         return getattr(args[0], name if name in ("square", "relu", "detach") else f"__{name}__")(*args[1:])
 
 
+class _Multiple:
+    """A number times the similarity, which numbers multiply and divide."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __mul__(self, other: float) -> _Multiple:
+        if not isinstance(other, (int, float)):
+            raise TypeError("not a number")
+        return _Multiple(self.factor * other)
+
+    def __truediv__(self, other: float) -> _Multiple:
+        return self * (1 / other)
+
+    __rmul__ = __mul__
+
+
+def multiple_of(f: Callable[..., Any]) -> float | None:
+    """Return the number that ``f`` multiplies similarities by, or None if it is another function."""
+    try:
+        return f(_Multiple(1.0)).factor  # type: ignore[no-any-return]
+    except Exception:  # see Quadratics.of
+        return None
+
+
 def is_zero(x: Value) -> bool:
     """Return whether ``x`` is known to be zero without synchronizing."""
     return not isinstance(x, Tensor) and x == 0
@@ -221,14 +246,6 @@ class Quadratics:
         """Return whether ``|v1 s + v2 s^2|`` is known to be at most ``limit`` wherever ``|s| <= bound``."""
         most = (sum(_magnitude(v, math.inf) * bound**n for n, v in enumerate(row, 1)) for row in self.values)
         return all(x <= limit for x in most)
-
-    @property
-    def multiple(self) -> float | None:
-        """The number that a single function multiplies similarities by, apart from its constant term; else None."""
-        (v1, v2), *more = self.values
-        if more or self.after or isinstance(v1, Tensor) or not is_zero(v2) or self.slopes[0] != [v1, 0.0]:
-            return None
-        return v1
 
     @property
     def scale(self) -> float:

@@ -21,7 +21,7 @@ from .. import checks
 from ..values import Value
 from .accumulators import Accumulator, LogSumExp, Max, Mean, MeanSoftplus, SumExp
 from .functions import Traced
-from .mask import Limits, Mask, Workspace
+from .mask import Limits, Mask, Workspace, with_own_guide
 from .matrix import MatrixNegatives, Negatives
 from .passes import Functions, ReduceTiles, TilePass
 from .quadratic import SAFE, Quadratics, is_zero, rows_of
@@ -44,7 +44,7 @@ class Block(NamedTuple):
         rows: of the anchors among all.
         left, right: the anchors ``(n, width)`` and the keys ``(N, width)``.
         mask: which keys count.
-        guide: the guide's embeddings of both, if a guide decides which keys count.
+        guide: the guide's embeddings of both, if there is a guide.
     """
 
     rows: slice
@@ -95,6 +95,7 @@ class TileNegatives(Negatives):
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None
+        self.d_right: Tensor | None = None
         self._bound = bound
         self._reduced = False
         self._matrix: MatrixNegatives | None = None
@@ -194,7 +195,7 @@ class TileNegatives(Negatives):
             guide = None if self.guide is None else MatrixNegatives.of(self.guide.pairs, Mask(), self.both)
             matrix = matrix.excluding(limits.most, guide, limits.exempting(len(self.pairs[0][1])))
         self._check_limits(matrix.count)
-        matrix.group = self.group
+        matrix.group, matrix.guide = self.group, self.guide
         if self._count is not None:  # it may have been set
             matrix.count = self._count
         return matrix
@@ -210,7 +211,12 @@ class TileNegatives(Negatives):
 
     # ---- reductions ----------------------------------------------------------------------------
 
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        if guided and self.guide is not None:
+            return self._reduce_traced(
+                LogSumExp, f, per_anchor, lambda m: m.logsumexp(f, *per_anchor, guided=True), True
+            )
+        f = with_own_guide(f) if guided else f
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
         if quadratic is None or quadratic[0].after:
             return self._reduce_traced(LogSumExp, f, per_anchor, lambda matrix: matrix.logsumexp(f, *per_anchor))
@@ -218,7 +224,10 @@ class TileNegatives(Negatives):
         safe = functions.bounded(self.bound(), SAFE - self.mask.largest_log_weight)
         return with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
 
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor) -> Any:
+    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        if guided and self.guide is not None:
+            return self._reduce_traced(Mean, f, per_anchor, lambda m: m.mean(f, *per_anchor, guided=True), True)
+        f = with_own_guide(f) if guided else f
         quadratic, softplus = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype), None
         if quadratic is not None:
             functions, constants = quadratic
@@ -242,12 +251,13 @@ class TileNegatives(Negatives):
         f: Callable[..., Any],
         per_anchor: tuple[Tensor, ...],
         of_matrix: Callable[[Negatives], Any],
+        guided: bool = False,
     ) -> Any:
         # the inner solve starts with the maximum; both must use one matrix, for equal rounding
         if self.cacheable and (self._reduced or accumulator is Max):
             return of_matrix(self.materialized())
         self._reduced = True
-        functions = Traced.of(f, per_anchor, self.like, accumulator.unit)
+        functions = Traced.of(f, per_anchor, self.like, accumulator.unit, guided)
         if functions is None:  # not a function of a tile alone
             return of_matrix(self.dense())
         results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max)
@@ -267,8 +277,11 @@ class TileNegatives(Negatives):
             own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator.averages else 1.0
             if mask.limits is not None:
                 mask = replace(mask, limits=mask.limits.for_block(rows, guide, own.scale, own.offset))
+            if isinstance(own, Traced) and own.guided:
+                own = replace(own, guide=guide)
             mirrored = uniform and (self.both or same)
-            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), self.workspace())
+            buffers = self.workspace(), self.d_right
+            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), *buffers)
             parts.append(ReduceTiles.apply(tile_pass, left, None if same else right, *own.tensors))
         return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
 

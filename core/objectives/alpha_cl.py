@@ -40,7 +40,7 @@ class AlphaCL(Objective, name="alphacl"):
             return -distance / self.temperature
 
         if self.normalize:
-            return neg.expectation(log_w, lambda s: s) - pos
+            return neg.expectation(log_w, lambda s: s)[1] - pos
         total = neg.mean(lambda s: log_w(s.detach()).exp()) * neg.count
         pulled = neg.mean(lambda s: log_w(s.detach()).exp() * (1 - s)) * neg.count
         return total * (1 - pos) - pulled  # type: ignore[no-any-return]

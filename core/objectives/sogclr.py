@@ -161,7 +161,7 @@ class ISogCLR(SogCLR, name="isogclr"):
 
     def update(self, scores: Scores, slots: Tensor, t: Value, pull: Value, log_u: Tensor, ratio: Tensor) -> None:
         super().update(scores, slots, t, pull, log_u, ratio)
-        exponent = scores.neg.expectation(lambda s, t: s / t, lambda s: s, t) / t - pull  # type: ignore[arg-type]
+        exponent = scores.neg.expectation(lambda s, t: s / t, lambda s, t: s, t)[1] / t - pull  # type: ignore[arg-type]
         slope = log_u + self.rho - ratio * exponent
         v = (1 - self.beta) * self.slopes[slots, None] + self.beta * slope
         slots, v = self._of_all(scores, slots, v, self.slopes)

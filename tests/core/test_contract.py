@@ -159,7 +159,7 @@ def test_anchors_average_to_the_mean(spec):
 SMOOTH = [
     s
     for s in SPECS
-    if not s.startswith(("alphacl", "robust:t=T", "intcl", "adnce", "infonce:radius"))
+    if not s.startswith(("alphacl", "robust:t=T", "intcl", "adnce", "infonce:radius", "soft"))
     and "adnce" not in s
     and "alphacl" not in s
     and "detach_weights=true" not in s
@@ -204,9 +204,9 @@ def test_second_derivatives_of_torch_func(spec):
 # ---- lengths ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if "soft" not in spec])
 def test_inner_products_of_any_size_in_single_precision(spec):
-    """Float32 agrees with float64 as far as rounded similarities can."""
+    """Float32 agrees with float64 as far as rounded similarities can: soft targets, constants, change by more."""
     scales = (1e-3, 0.03, 1.0, 30.0, 1e3)
     failures = []
     for scale in scales:

@@ -162,6 +162,12 @@ def _alpha(p: dict[str, Any], t: float) -> cp.AlphaCL:
     return cp.AlphaCL(t, p["p"], p.get("normalise", True))
 
 
+def _soft(p: dict[str, Any], t: float, pos: Tensor, neg: Tensor, v: Tensor, advneg: Tensor) -> Tensor:
+    scores = cp.Scores(pos, cp.MatrixNegatives(neg), guide_pos=v.detach())
+    scores.neg.set_guide(cp.MatrixNegatives(advneg.detach()))
+    return cp.SoftTargets(t, tau=p["tau"], weight=p["weight"]).from_pairings(lambda _: scores, pos.device)
+
+
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "infonce_sum": _scores(lambda p, t: cp.InfoNCE(t)),
     "infonce_mean": _scores(lambda p, t: cp.InfoNCE(t, denominator="mean")),
@@ -174,6 +180,7 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "alpha_cl_direct_unnorm": _scores(lambda p, t: cp.AlphaCL(t, p["p"], normalize=False)),
     "chi2_variational": lambda p, t, pos, neg: -cp.mutual_information(pos, neg, "chi2"),
     "supcon": _scores(_supcon),
+    "soft": _soft,
     "siglip": _scores(lambda p, t: cp.SigLIP(t, p["b"])),
     "rince": _scores(lambda p, t: cp.RINCE(t, q=p["q"], lam=p["lam"])),
     "arctanh": _scores(lambda p, t: cp.Arctanh()),

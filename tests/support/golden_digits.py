@@ -74,6 +74,17 @@ def drrl(p: Any, neg: list[Any], t: Any, m: Any, omega: Any, weight: Any, epsilo
     return 1 - p + m + (sum((epsilon + weight * max(s - m, 0)) ** dual for s in neg) / len(neg)) ** (1 / dual)
 
 
+def soft(pos: Matrix, neg: Matrix, v: Matrix, advneg: Matrix, t: Any, tau: Any, weight: str) -> Any:
+    """Sobal et al. 2024, and with linear weights Srinivasa et al. 2023; ``v`` and ``advneg`` are the guide's."""
+    total = mpf(0)
+    for p, n, of_p, of_n in zip(pos, neg, v, advneg, strict=True):
+        s, g = [*p, *n], [*of_p, *of_n]
+        w = [exp(x / tau) if weight == "softmax" else (1 + x) / 2 for x in g]
+        exps = [exp(x / t) for x in s]
+        total -= sum(a * log(e / sum(exps)) for a, e in zip(w, exps, strict=True)) / sum(w)
+    return total / len(pos)
+
+
 def gor(phi: Matrix, mean: bool, t: Any) -> Any:
     """Zhang et al. 2017: the first two moments of the similarities of all pairs."""
     z = [[x / sqrt(sum(y * y for y in row)) for x in row] for row in phi]
@@ -224,6 +235,9 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for t, key, q, surrogate in zip((0.5, 0.1, 0.2), scores, (0.1, 0.5, 1.0), ("tanh", "relu", "atan"), strict=True):
         plan += [("rince", key, {"t": t, "q": q, "lam": 0.025}), ("psl", key, {"t": t, "surrogate": surrogate})]
         plan.append(("drrl", key, {"t": t, "m": t - 0.2, "omega": 1 + 2 * t, "weight": 5.0, "epsilon": 0.1}))
+    taus, weights = (0.3, 0.5, 1.0, 0.2), ("softmax", "linear", "softmax", "softmax")
+    plan_of_targets = zip((0.5, 0.1, 0.2, 1.0), MATRICES, taus, weights, strict=True)
+    last = [("soft", key, {"t": t, "tau": tau, "weight": weight}) for t, key, tau, weight in plan_of_targets]
     plan += [("gor", key, {"t": 1.0, "mean": key != "e4x2x1-1103"}) for key in EMBEDDINGS]
     gte = "query_to_doc query_to_query doc_to_query doc_to_doc"
     hardness = (("", 0.0), ("in_batch_negatives", 9.0), ("hard_negatives", 5.0), ("all_negatives", 2.0))
@@ -239,9 +253,10 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         if key != "e4x2x1-1103":
             dims = [4, 2, 3] if key == "e4x4x4-1081" else [2]
             plan.append(("matryoshka", key, {"t": how["t"], "dims": dims, "weights": [0.5, 2.0, 1.0][: len(dims)]}))
-    for number, (fn, key, params) in enumerate(plan, FIRST):
+    for number, (fn, key, params) in enumerate(plan + last, FIRST):
         names = ("z1", "z2") if fn in ("supcon_views", "joint", "sogclr", "matryoshka") else ("pos", "neg")
         names = ("phi",) if fn == "gor" else (*names, "z3") if params.get("hard") else names
+        names = (*names, "v", "advneg") if fn == "soft" else names
         source = {"phi": "z1"}
         args = {name: [[mpf(x) for x in row] for row in inputs[key][source.get(name, name)]] for name in names}
         how = {name: mpf(x) if isinstance(x, float) else x for name, x in params.items()}  # as the package gets them
@@ -266,13 +281,13 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "params": params,
             "tags": [],
             "value": float(value(args)),
-            "grad": gradient(value, args),
+            "grad": {k: g for k, g in gradient(value, args).items() if fn != "soft" or k in ("pos", "neg")},
             "grad_source": "mp",
         }
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "supcon": of_scores, "supcon_views": of_views, "siglip": siglip, "joint": joint, "gor": gor,
+    "supcon": of_scores, "supcon_views": of_views, "siglip": siglip, "joint": joint, "gor": gor, "soft": soft,
     "sogclr": sogclr, "matryoshka": matryoshka,
     **{f.__name__: averaged(f) for f in (rince, arctanh, psl, drrl)},
 }  # fmt: skip

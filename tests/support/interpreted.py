@@ -17,19 +17,19 @@ from counterpoint.experimental import fused
 class Mixed(fused.FusedNegatives):
     """What kernels cannot reduce goes to tiles, where ``engine="fused"`` raises."""
 
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: torch.Tensor) -> Any:
-        return self._either("logsumexp", f, *per_anchor)
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: torch.Tensor, guided: bool = False) -> Any:
+        return self._either("logsumexp", f, *per_anchor, guided=guided)
 
-    def mean(self, f: Callable[..., Any], *per_anchor: torch.Tensor) -> Any:
-        return self._either("mean", f, *per_anchor)
+    def mean(self, f: Callable[..., Any], *per_anchor: torch.Tensor, guided: bool = False) -> Any:
+        return self._either("mean", f, *per_anchor, guided=guided)
 
-    def _either(self, name: str, *given: Any) -> Any:
+    def _either(self, name: str, *given: Any, guided: bool) -> Any:
         try:
-            return getattr(super(), name)(*given)
+            return getattr(super(), name)(*given, guided=guided)
         except ValueError as error:
             if not str(error).startswith("engine='fused'"):
                 raise
-            return getattr(tiles.TileNegatives, name)(self, *given)
+            return getattr(tiles.TileNegatives, name)(self, *given, guided=guided)
 
     reduce = tiles.TileNegatives.reduce
 

@@ -69,6 +69,7 @@ class Row:
     counts: bool = True  # False: the loss is zero, since the rules remove every negative
     times: float = 1.0  # how often the positive is in the denominator
     width: int | None = None  # of the embeddings
+    guide: Tensor | None = None  # its similarities of the positives, then of the negatives
 
     @property
     def n(self) -> Tensor:
@@ -179,6 +180,8 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         keys, counts = apart(anchor, pos, keys, own)
         found = Row(torch.stack([s[a, b] for a, b in pos]), s[anchor, keys], log_weight[keys], counts=counts)
         found.width = batch.views[0].shape[-1]
+        if batch.guide is None or batch.negatives is None or batch.negative_guide is not None:
+            found.guide = torch.cat([torch.stack([judge[a, b] for a, b in pos]), judge[anchor, keys]])
         found.w = found.w + s.new_tensor([0.0 if weights is None else weights.get(key, 0.0) for key in keys])
         if batch.prior is not None:
             found.prior = float(batch.prior[i])
@@ -313,7 +316,8 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
         values, weights = torch.stack([s[a, b] for a, b, *_ in used]), torch.stack([w for _, _, w, _ in used])
         times = 2.0 if "doc_to_query" in batch.directions else 1.0
         known = [x if y is None else float(y[i]) for x, y in ((None, batch.prior), (1.0, batch.positive_factor))]
-        yield Row(s[query, doc][None], values, weights, *known, counts=bool(left), times=times)
+        guide = torch.stack([judge[query, doc], *(judge[a, b] for a, b, *_ in used)])
+        yield Row(s[query, doc][None], values, weights, *known, counts=bool(left), times=times, guide=guide)
 
 
 def least_similar(s: Tensor, keys: list[int]) -> list[int]:
@@ -418,6 +422,14 @@ def rince(row: Row, q: Parameters) -> Tensor:
 def arctanh(row: Row, q: Parameters) -> Tensor:
     pos, neg = (2 * torch.atanh(x.clamp(-(1 - 2**-20), 1 - 2**-20)) for x in (row.p, row.s))
     return softplus(row.lse(neg) - pos)
+
+
+def soft(row: Row, q: Parameters) -> Tensor:
+    s, w = torch.cat([row.p, row.s]), torch.cat([torch.zeros_like(row.p), row.w])
+    g = s.detach() if row.guide is None else row.guide
+    target = g / q["tau"] if q["weight"] == "softmax" else ((1 + g) / 2).clamp(min=1e-38).log()
+    share = (target + w).softmax(0)
+    return (s / q["temperature"] + w).logsumexp(0) - (share * s).sum() / q["temperature"]
 
 
 def psl(row: Row, q: Parameters) -> Tensor:
@@ -642,6 +654,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
         formulas = {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}
         formulas |= {"supcon": supcon, "siglip": siglip, "rince": rince, "arctanh": arctanh, "psl": psl, "drrl": drrl}
         formulas |= {"sogclr": sogclr, "isogclr": sogclr}
+        formulas["soft"] = soft
         return formulas[name](row, q)
 
     if name == "gor":

@@ -100,6 +100,8 @@ def fits(spec: str, how: dict) -> bool:
     """Adversarial and mixed views go with the batch's own pairs, labels with views of all samples."""
     if at(spec).needs - {"indexed"} and set(how) & {"negatives", "queue", "labels", "guide", "log_q"}:
         return False
+    if "soft" in spec and "guide" in how and "negatives" in how and "negative_guide" not in how:
+        return False
     return (
         "labels" not in how
         or bool(set(how) & {"queue", "pairing", "negatives"})

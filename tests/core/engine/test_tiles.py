@@ -453,7 +453,7 @@ for threads in (1, 2):
     torch.set_num_threads(threads)
     z = torch.randn(2, 600, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     for spec in ("infonce:t=0.1", "infonce:t=0.01", "alphacl:t=learned(0.3)", "mv", "dp"):
-        loss_fn = cp.objective(spec)
+        loss_fn = cp.objective(spec).double()
         loss = loss_fn(z[0], z[1])
         for g in torch.autograd.grad(loss, [z, *loss_fn.parameters()]):
             print(loss.item(), g.square().sum().item())

@@ -89,6 +89,10 @@ PLAIN = [
     parameters("siglip", temperature=T, bias=st.floats(-12, 3)),
     infonce("rince", q=st.sampled_from([0.1, 0.5, 1.0]), lam=st.sampled_from([0.01, 0.5, 1.0])),
     parameters("arctanh"),
+    # a tau of t would make the gradient zero, up to rounding, since the model is its own guide
+    parameters(
+        "soft", temperature=T, tau=st.sampled_from([0.0191, 3.0, 7.0]), weight=st.sampled_from(["softmax", "linear"])
+    ),
     parameters("psl", temperature=T, surrogate=st.sampled_from(["tanh", "tanh", "relu", "atan"])),
     parameters(
         "drrl",

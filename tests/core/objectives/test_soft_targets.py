@@ -1,0 +1,85 @@
+"""Soft targets of a guide, against torch's cross entropy with probabilities, by every engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+import counterpoint as cp
+
+T, TAU = 0.3, 0.2
+ENGINES = ["matrix", "tiles:3", "chunks:3"]
+
+
+def batch(*shape: int, width: int = 5, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def expected(anchors, keys, guide_of_anchors, guide_of_keys, weight, excluded=None):
+    s, g = normalize(anchors, dim=-1) @ normalize(keys, dim=-1).T, guide_of_anchors @ guide_of_keys.T
+    targets = torch.softmax(g / TAU, 1) if weight == "softmax" else (1 + g) / 2
+    if excluded is not None:
+        s, targets = s.masked_fill(excluded, -1e3), targets.masked_fill(excluded, 0.0)
+    return cross_entropy(s / T, targets / targets.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("weight", ["softmax", "linear"])
+@pytest.mark.parametrize("keys", ["views", "one_way", "queue", "negatives", "false_negatives"])
+def test_cross_entropy_with_probabilities(engine, weight, keys):
+    z1, z2, more = (x.requires_grad_() for x in batch(3, 7))
+    g1, g2, of_more = normalize(batch(3, 7, width=4, seed=1), dim=-1)
+    loss_fn, excluded, options = cp.SoftTargets(T, tau=TAU, weight=weight), None, {"pairing": "one_way"}
+    anchors, others, of_anchors, of_others = z1, z2, g1, g2
+    if keys == "views":
+        anchors = others = torch.cat([z1, z2])
+        of_anchors = of_others = torch.cat([g1, g2])
+        excluded, options = torch.eye(14, dtype=torch.bool), {"pairing": "views"}
+    elif keys == "queue":
+        options = {"queue": cp.Keys(more.detach(), guide=of_more)}
+        # of the keys, only the anchor's own is in its denominator
+        others, of_others = torch.cat([z2.detach(), more.detach()]), torch.cat([g2, of_more])
+        excluded = torch.cat([~torch.eye(7, dtype=torch.bool), torch.zeros(7, 7, dtype=torch.bool)], 1)
+    elif keys == "negatives":
+        options = {"negatives": cp.Keys(more, guide=of_more)}
+        others, of_others = torch.cat([z2, more]), torch.cat([g2, of_more])
+    elif keys == "false_negatives":
+        g = g1 @ g2.T
+        options |= {"false_negatives": cp.threshold(0.4), "guide": None}
+        excluded = (g > 0.4) & ~torch.eye(7, dtype=torch.bool)
+        assert excluded.any()
+    leaves = [z1] if keys == "queue" else [z1, z2]
+    found = loss_fn(z1, z2, engine=engine, **{**options, "guide": (g1, g2)})
+    exact = expected(anchors, others, of_anchors, of_others, weight, excluded)
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+    slopes = [torch.autograd.grad(x, leaves) for x in (found, exact)]
+    torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_targets_on_the_positive_alone_are_infonce(engine):
+    z1, z2 = batch(2, 7)
+    own = torch.eye(7, dtype=torch.float64)
+    for pairing in ("views", "symmetric"):
+        found = cp.SoftTargets(T, tau=0.01)(z1, z2, guide=(own, own), pairing=pairing, engine=engine)
+        torch.testing.assert_close(found, cp.InfoNCE(T)(z1, z2, pairing=pairing), rtol=1e-10, atol=1e-12)
+
+
+def test_compiled_with_a_guide():
+    z, g = batch(2, 7).float().requires_grad_(), batch(2, 7, seed=1).float()
+    loss_fn = cp.SoftTargets(T, tau=TAU)
+    compiled = torch.compile(loss_fn, fullgraph=True, backend="aot_eager")
+    values = [f(*z, guide=(*g,), pairing="one_way") for f in (loss_fn, compiled)]
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z)[0] for x in values))
+
+
+def test_a_guide_that_nothing_uses_or_that_has_not_seen_all_keys():
+    z, g = batch(2, 4), batch(2, 4, seed=1)
+    with pytest.raises(ValueError, match=r"^guide=: needs false_negatives= beside it, or cp\.SoftTargets"):
+        cp.InfoNCE()(*z, guide=(*g,))
+    rule = cp.margin(0.0, hard=False)
+    assert cp.InfoNCE()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep").isfinite()
+    with pytest.raises(ValueError, match=r"^guide= with negatives=: needs the guide's embeddings of these"):
+        cp.SoftTargets()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep")
