@@ -6,6 +6,7 @@ from .batch.rules import margin, threshold
 from .batch.scores import Scores
 from .checks import set_checks
 from .diagnose.plots import plot_distances, plot_weights
+from .diagnose.reports import log_reports
 from .diagnose.spread import distances
 from .diagnose.weights import weight_curve
 from .engine.distributed import gather
@@ -27,11 +28,13 @@ from .objectives.dro import (
     worst_case_weights,
 )
 from .objectives.infonce import DCL, HCL, RINCE, Arctanh, InfoNCE
+from .objectives.matryoshka import Matryoshka
 from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
 from .objectives.polarization import DistancePolarization, SpreadOut, pairs_in_margin
 from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
 from .objectives.ranking import PSL, DrRL
 from .objectives.siglip import SigLIP
+from .objectives.sogclr import ISogCLR, SogCLR
 from .spec import SpecError
 from .treatment import Treatment, treatment
 from .values import Learned, Schedule
@@ -39,10 +42,11 @@ from .version import __version__
 
 __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "PSL", "RINCE", "AlphaCL", "ArCL", "Arctanh", "Choice",
-    "DebiasedPositives", "DistancePolarization", "DrRL", "Flag", "InfoNCE", "IntCL", "IntNaCl", "Keys", "Learned",
-    "MatrixNegatives", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real", "Robust", "Schedule", "Scores",
-    "SigLIP", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio",
-    "distances", "from_dict", "gather", "gradcache", "kl_alpha", "margin", "mutual_information", "objective",
-    "pairs_in_margin", "plot_distances", "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold",
-    "treatment", "views", "weight_curve", "worst_alignment", "worst_case_weights",
+    "DebiasedPositives", "DistancePolarization", "DrRL", "Flag", "ISogCLR", "InfoNCE", "IntCL", "IntNaCl", "Keys",
+    "Learned", "MatrixNegatives", "Matryoshka", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real", "Robust",
+    "Schedule", "Scores", "SigLIP", "SogCLR", "SpecError", "SpreadOut", "SupCon", "TileNegatives", "Treatment",
+    "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha", "log_reports",
+    "margin", "mutual_information", "objective", "pairs_in_margin", "plot_distances", "plot_weights", "registry",
+    "set_checks", "tau_from_radius", "threshold", "treatment", "views", "weight_curve", "worst_alignment",
+    "worst_case_weights",
 ]  # fmt: skip

@@ -190,6 +190,20 @@ class Flag(Hyper[bool, bool]):
         return value
 
 
+class Numbers(Hyper[list[float] | tuple[float, ...] | None, tuple[float, ...] | None]):
+    """Positive numbers, ``[64,128]`` in specs, or None."""
+
+    def expected(self) -> str:
+        return "positive numbers, such as [64,128], or None"
+
+    def check(self, value: Any, where: str) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, (list, tuple)) or not value or not all(is_number(x) and x > 0 for x in value):
+            raise self.fail(value, where)
+        return tuple(map(float, value))
+
+
 class _ClassSignature:
     """The signature of a class's ``__init__``; instances keep that of their call."""
 

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import chain
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -38,12 +39,14 @@ OBJECTIVES = {
     "alphacl": "AlphaCL", "mv": "MeanVariance", "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust",
     "intcl": "IntCL", "intnacl": "IntNaCl", "dp": "DistancePolarization", "gor": "SpreadOut", "supcon": "SupCon",
     "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "siglip": "SigLIP", "psl": "PSL", "drrl": "DrRL",
+    "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka",
 }  # fmt: skip
 
 
 def closest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message that suggests the closest known name, or nothing."""
     spelled, name = {option.lower(): option for option in known}, name.lower()
+    name = "temperature" if name == "tau" else name
     close = get_close_matches(name, spelled, n=1, cutoff=0.65 if name[2:] else 0.5)
     close = close or [option for option in spelled if name[1:] and name in option]
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
@@ -53,6 +56,13 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """Suggest the closest known name and list all of them, as the end of an error message."""
     known = list(dict.fromkeys(known))
     return f"{closest(name, known)} Known: {', '.join(known)}."
+
+
+def no_script(path: Path) -> str:
+    """Return the message for a script that does not exist, or is a folder."""
+    if path.is_dir():
+        return f"{path} is a folder; expected a script, such as {next(path.glob('*.py'), path / 'train.py')}"
+    return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"
 
 
 def check_known(what: str, value: Any, known: Collection[Any], error: Callable[[str], Exception] = ValueError) -> None:

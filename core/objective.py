@@ -26,7 +26,7 @@ from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
 from .engine.distributed import Gather
-from .hyper import Choice, Flag, Hyper, Parametrized, Real, warn_of_scales
+from .hyper import Choice, Flag, Hyper, Numbers, Parametrized, Real, warn_of_scales
 from .names import check_known, kind
 from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
 
@@ -37,7 +37,7 @@ class Inner(Hyper["Objective | str", "Objective"]):
     """The objective inside a :class:`Wrapper`: an objective or its spec."""
 
 
-@dataclass_transform(field_specifiers=(Real, Choice, Flag, Inner))
+@dataclass_transform(field_specifiers=(Real, Choice, Flag, Numbers, Inner))
 class Objective(Parametrized):
     """A contrastive objective: it turns similarities into a loss.
 
@@ -89,7 +89,7 @@ class Objective(Parametrized):
 
     @property
     def needs(self) -> frozenset[str]:
-        """Arguments that a call requires besides the views: ``adversarial``, ``mixed`` (:mod:`counterpoint.views`)."""
+        """Arguments that a call requires besides the views: views that are ``adversarial``, ``mixed``, ``indexed``."""
         return frozenset()
 
     @property
@@ -127,6 +127,7 @@ class Objective(Parametrized):
                 :class:`counterpoint.Keys`. The pairing is then ``one_way``.
             in_batch: False to compare with the sample's own hard negatives only.
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
+            index: ``(B,)`` position of each sample in the data set, from 0: ``sogclr`` keeps an average for each.
             labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use), rows
                 of the queue included, hard negatives not. One view is enough; a sample that is the only one of its
                 class then does not count. A batch without any positive is an error.
@@ -145,8 +146,7 @@ class Objective(Parametrized):
                 which pull some positives more than others. Decoupled contrastive learning's DCLW is
                 ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of
                 normalized views and detached.
-            adversarial, mixed: embeddings of adversarial views ``(B, d)``, and of mixed ones ``(B, d)`` or
-                ``(B, n, d)``; see :mod:`counterpoint.views`.
+            adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
                 cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice.

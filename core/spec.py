@@ -124,8 +124,10 @@ class _Parser:
         return match.group()
 
     def value(self) -> Any:
-        """Read a number, a word, or a call such as ``schedule(0.5,0.1,1000)``."""
+        """Read a number, a word, a call such as ``schedule(0.5,0.1,1000)``, or a list such as ``[64,128]``."""
         start = self.at
+        if self.take("["):
+            return self.values("]")
         if not _WORD.match(self.text, start):
             return float(self.match(_NUMBER, "a number"))
         word = self.match(_WORD, "a value")
@@ -134,11 +136,14 @@ class _Parser:
         if word not in CALLS:
             raise self.fail(f"unknown value {word!r}.{nearest(word, CALLS)}", start)
         self.expect("(")
-        arguments = [self.value()]
+        return self.built(start, getattr(import_module(f"{__package__}.values"), CALLS[word]), *self.values(")"))
+
+    def values(self, end: str) -> list[Any]:
+        found = [self.value()]
         while self.take(","):
-            arguments.append(self.value())
-        self.expect(")")
-        return self.built(start, getattr(import_module(f"{__package__}.values"), CALLS[word]), *arguments)
+            found.append(self.value())
+        self.expect(end)
+        return found
 
     def sum(self) -> Any:
         self.depth += 1

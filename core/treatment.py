@@ -3,7 +3,7 @@
 .. code-block:: text
 
     treatment = objective, {";" item}
-    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide" | "log_q") "=" PATH
+    item      = "duplicates" ["=" PATH] | ("ids" | "labels" | "guide" | "log_q" | "index") "=" PATH
               | "margin=" number ["," kind] | "threshold=" number
 
 A ``PATH`` such as ``batch["doc_id"]`` or ``self.labels[0]`` says where ``counterpoint inject`` finds the values: among
@@ -37,7 +37,7 @@ from .vectors import unit, widen
 Tally = tuple[Tensor, Tensor, Tensor]
 """Anchors, excluded keys, and anchors that are left without negatives."""
 
-TOLD = ("duplicates", "ids", "labels", "guide", "log_q")
+TOLD = ("duplicates", "ids", "labels", "guide", "log_q", "index")
 RULES = ("margin", "threshold")
 OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
@@ -55,9 +55,9 @@ class Treatment(Wrapper):
         false_negatives: rules by which keys are too similar to be negatives.
         duplicates: whether samples of which any view is the same are not each other's negatives: embeddings that are
             equal but for rounding or, given a path, rows of that tensor (``input_ids``) or texts of that list.
-        ids, labels, guide, log_q: paths of what the argument of this name says of the samples; at logits, ``log_q`` is
-            of the keys. A guide may also be the encoder itself, as it was in the first step (``self``) or as a moving
-            average (``ema``), where the encoder is known: :mod:`counterpoint.plugins.encoders`.
+        ids, labels, guide, log_q, index: paths of what the argument of this name says of the samples; at logits,
+            ``log_q`` is of the keys. A guide may also be the encoder itself, as it was in the first step (``self``) or
+            as a moving average (``ema``), where the encoder is known: :mod:`counterpoint.plugins.encoders`.
 
     >>> import torch, counterpoint as cp
     >>> told = cp.treatment("infonce:t=0.5; duplicates")
@@ -77,12 +77,13 @@ class Treatment(Wrapper):
         labels: str | None = None,
         guide: str | None = None,
         log_q: str | None = None,
+        index: str | None = None,
     ) -> None:
         super().__init__(objective)
         if isinstance(self.objective, Treatment):
             raise TypeError(f"treatment: {self.objective} is one already; expected an objective.")
         self.rules: tuple[Rule, ...] = as_rules(false_negatives)
-        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide, "log_q": log_q}
+        told = {"duplicates": duplicates, "ids": ids, "labels": labels, "guide": guide, "log_q": log_q, "index": index}
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not PATH.fullmatch(path):
@@ -193,11 +194,13 @@ class Treatment(Wrapper):
     def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the objective's call with embeddings."""
         options = dict(options)
-        for name in ("ids", "labels", "guide", "log_q"):
-            if name in self.told and options.get(name) is None:
+        for name in (name for name in self.told if name != "duplicates"):
+            if options.get(name) is None:
                 raise self._missing(name)
-            if name in self.told and name in ("ids", "labels") and not isinstance(options[name], Tensor):
+            if name in ("ids", "labels") and not isinstance(options[name], Tensor):
                 options[name] = numbered(options[name], False).to(views[0].device)
+            elif name == "index":
+                options[name] = torch.as_tensor(options[name], device=views[0].device)
         if self.rules:
             options["false_negatives"] = [*self.rules, *as_rules(options.get("false_negatives"))]
         options.pop("empty", None)
@@ -207,8 +210,7 @@ class Treatment(Wrapper):
             given = options.pop("duplicates", None)
             if given is None and self.told["duplicates"] is not True:
                 raise self._missing("duplicates")
-            stacked = options.get("stacked", False)
-            told = [*views[0].unbind(1)] if stacked else [*views]
+            told = [*views[0].unbind(1)] if options.get("stacked", False) else [*views]
             numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
             known = options.get("ids") if options.get("labels") is None else options["labels"]
             if known is not None:
@@ -315,7 +317,7 @@ class Treatment(Wrapper):
                 return self._same(s[0], out[0], columns[0], counted[0], known, dtype).expand_as(out).clone()
             parts = zip(s, out, columns, counted, strict=True)
             return torch.stack([self._same(*each, known, dtype) for each in parts])
-        names = (name for name in self.told if name not in ("guide", "log_q"))
+        names = (name for name in self.told if name not in ("guide", "log_q", "index"))
         numbers = [self._of_keys(name, s, out, columns, counted, known, dtype) for name in names]
         if not numbers:
             return torch.zeros_like(out)
@@ -365,8 +367,9 @@ class Treatment(Wrapper):
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
         """Count anchors, and excluded keys where similarities are a matrix: in tiles, that would take another pass."""
         factor, excluded = scores.anchor_factor, torch.zeros(())
-        anchors = torch.as_tensor(len(scores.pos)) if factor is None else factor.sum()
-        empty = torch.zeros(()) if scores.emptied is None else scores.emptied.sum()
+        zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
+        anchors = zero + (len(scores.pos) if factor is None else factor.sum())
+        empty = zero if scores.emptied is None else zero + scores.emptied.sum()
         if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
             others = (keys := scores.neg.scores.shape[1]) - keys // batch.total - scores.neg.count  # not its own
             excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()

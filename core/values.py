@@ -293,6 +293,8 @@ def text(value: Any) -> str:
     """Write a hyper-parameter's value as in a spec."""
     if isinstance(value, Moving):
         return value.spec()
+    if isinstance(value, tuple):
+        return f"[{','.join(map(text, value))}]"
     if isinstance(value, bool) or value is None:
         return str(value).lower()
     return number(value) if isinstance(value, (int, float)) else str(value)

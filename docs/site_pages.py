@@ -10,6 +10,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from html import escape
@@ -30,6 +31,11 @@ from counterpoint.plugins import registry
 from counterpoint.plugins.inject import explain
 from counterpoint.values import text
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
 ELSEWHERE = {  # documents of the repository that are pages of the site
@@ -41,9 +47,34 @@ ELSEWHERE = {  # documents of the repository that are pages of the site
     "examples/existing_repos/README.md": "hosts/index.md",
 }
 RECIPES = ROOT / "examples" / "existing_repos"
+# sections of a long document that are pages of their own
+APART = {
+    "hosts/index.md": {
+        "What counts as the same loss": "same_loss.md",
+        "Find the loss": "find.md",
+        "Code bases that were tried": "tried.md",
+        "Does it help you?": "compare.md",
+        "A host, or an objective, of your own": "own.md",
+    }
+}
+# the order of the page of the API: what users call first; what objectives are written with comes last
+CALLED_FIRST = ("objective", "Objective")
+CALLED_NEXT = (
+    "Treatment", "treatment", "margin", "threshold", "Keys", "Learned", "Schedule", "log_reports", "gather",
+    "gradcache", "distances", "weight_curve", "plot_distances", "plot_weights", "set_checks", "from_dict",
+    "SpecError",
+)  # fmt: skip
 
 # from the formula of an objective's class to its LaTeX; a formula that is missing here stops the build
 FORMULAS = {
+    "t log u,  u <- (1 - gamma) u + gamma mean_j E(s_j - p),  E(s) = e^{s/t}": (
+        r"t \log u, \quad u \leftarrow (1 - \gamma) \, u + \gamma \, \overline{E(s - p)}, \quad E(s) = e^{s/t}"
+    ),
+    "t (log u + rho),  t <- t - eta v,  v <- (1 - beta) v + beta dL/dt": (
+        r"t \, (\log u + \rho), \quad t \leftarrow t - \eta v, \quad "
+        r"v \leftarrow (1 - \beta) \, v + \beta \, \frac{\partial L}{\partial t}"
+    ),
+    "sum_m w_m L(z[:m])": r"\sum_m w_m \, L(z_{1 \ldots m})",
     "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}": (
         r"-\log \frac{E(p)}{E(p) + \sum_j E(s_j)}, \quad E(s) = e^{s/t}"
     ),
@@ -145,7 +176,9 @@ def example(kind: type[cp.Objective]) -> str:
     else:
         main = "radius" if kind is cp.CLDRO else "temperature"
         loss = f"{own}({f'{main}=0.5' if main in kind.hyper else ''})"
-    if kind().needs:
+    if kind().needs == {"indexed"}:
+        body = VIEWS.format(loss=loss, views=2).replace("(*z)", "(*z, index=torch.arange(64))")
+    elif kind().needs:
         body = ATTACKED.format(loss=loss)
     else:
         body = VIEWS.format(loss=loss, views=4 if kind.cost == "more views" else 2)
@@ -222,7 +255,7 @@ def objective_page(kind: type[cp.Objective]) -> str:
         f"| paper | {linked(kind.paper)} |",
     ]
     lines += ["", "## Example", "", "```python", code, "```", "", "```text", output(code), "```", ""]
-    lines += ["## Weights", "", curve(instance), ""]
+    lines += ["## Weights", "", curve(instance.objective if kind is cp.Matryoshka else instance), ""]
     lines += ["## Parameters", "", "| name | short | default | range | |", "|---|---|---|---|---|", *rows, ""]
     if doc.strip():
         lines += ["## Details", "", doc.strip(), ""]
@@ -333,14 +366,39 @@ def public(package: Path) -> list[str]:
     return []
 
 
+def anchor(heading: str) -> str:
+    """Return the anchor that Markdown gives to a heading."""
+    return re.sub(r"[^\w-]", "", heading.lower().replace(" ", "-"))
+
+
+def parted(page: str, content: str) -> dict[str, str]:
+    """Return a document as its page, and the sections that are pages of their own."""
+    apart = APART.get(page, {})
+    start, *sections = re.split(r"^(?=## )", content, flags=re.M)
+    folder, pages, kept = page.rpartition("/")[0], {}, [start]
+    for section in sections:
+        heading, _, body = section.removeprefix("## ").partition("\n")
+        if heading in apart:
+            pages[f"{folder}/{apart[heading]}"] = f"# {heading}\n{body}"
+        else:
+            kept.append(section)
+    if pages:
+        kept.append("## More\n\n" + "".join(f"- [{heading}]({name})\n" for heading, name in apart.items()))
+    pages[page] = "".join(kept)
+    for heading, name in apart.items():
+        pages = {one: text.replace(f"](#{anchor(heading)})", f"]({name})") for one, text in pages.items()}
+    return pages
+
+
 def api_pages() -> Iterator[tuple[str, str]]:
     names = [name for name in cp.__all__ if name not in ("__version__", "registry", "views")]
     objectives = [kind.__name__ for kind in cp.registry.values()]
-    rest = [name for name in names if name not in objectives]
+    first = [*CALLED_FIRST, *objectives, *CALLED_NEXT]
+    names = [*first, *(name for name in names if name not in first)]
     yield (
         "counterpoint",
         "# counterpoint\n\nThe public names. Each is imported on first use: `import counterpoint as cp`.\n\n"
-        + "\n".join(block(identifier(name)) for name in [*rest, *objectives])
+        + "\n".join(block(identifier(name)) for name in names)
         + "\n"
         + block("counterpoint.views", members="[attack, mix, perturbed]"),
     )
@@ -414,7 +472,11 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
         if not path.exists():
             raise FileNotFoundError(f"{source.relative_to(ROOT)}: no {target}")
         if path in pages:
-            return f"[{label}]({os.path.relpath(pages[path], Path(page).parent)}{heading or ''})"
+            to = pages[path]
+            moved = {f"#{anchor(one)}": name for one, name in APART.get(to, {}).items()}
+            if heading in moved:
+                to, heading = f"{to.rpartition('/')[0]}/{moved[heading]}", ""
+            return f"[{label}]({os.path.relpath(to, Path(page).parent)}{heading or ''})"
         if picture and path.is_relative_to(ROOT / "docs"):
             own = path.relative_to(ROOT / "docs")
             return f"![{label}]({os.path.relpath(own, Path(page).parent)})"
@@ -426,6 +488,32 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
     return re.sub(pattern % "|".join(generated), link, content)
 
 
+def first_sentence(page: str) -> str:
+    """Return the first sentence of a page's text, without its links."""
+    left_out = r"<!--.*?-->|```.*?```|^(?:#|\||<|:::| {4}|\[Download this).*?$"
+    text = re.sub(left_out, "", page, flags=re.S | re.M)
+    paragraph = next((" ".join(part.split()) for part in text.split("\n\n") if re.match(r"[\w`*\[]", part.strip())), "")
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).replace("**", "")
+    return re.split(r"(?<=[a-z)`0-9][.?!])\s", plain, maxsplit=1)[0].rstrip(":")
+
+
+def for_assistants(written: dict[str, str], navigation: list[Any]) -> dict[str, str]:
+    """Return ``llms.txt``, the list of the pages, and ``llms-full.txt``, the text of all; see https://llmstxt.org."""
+    overview, _, start = written["index.md"].partition("\n")
+    short = [f"{overview}\n\n> {first_sentence(start)}\n\nAll pages in one file: [llms-full.txt](llms-full.txt)\n"]
+    full = []
+    for entry in navigation:
+        ((section, pages),) = entry.items()
+        short.append(f"## {section}\n")
+        for page in [pages] if isinstance(pages, str) else pages:
+            title = re.search(r"^(?:#|:::) (.*)$", written[page], re.M)
+            link = f"[{title[1] if title else page}]({page.removesuffix('.md')}.html)"
+            short.append(f"- {link}: {first_sentence(written[page])}".rstrip(" :"))
+            full.append(f"<!-- {page} -->\n{written[page].strip()}\n")
+        short.append("")
+    return {"llms.txt": "\n".join(short), "llms-full.txt": "\n".join(full)}
+
+
 def main(folder: Path = PAGES, notebooks: dict[str, Any] | None = None) -> None:
     """Write the pages; ``notebooks`` are those of :mod:`notebook_pages`, by default executed, which takes a minute."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -434,6 +522,8 @@ def main(folder: Path = PAGES, notebooks: dict[str, Any] | None = None) -> None:
     for name in [*registry.names(), *(path.parent.name for path in RECIPES.glob("*/README.md"))]:
         page = f"hosts/{name}.md"
         written[page] = relinked(host_page(name), RECIPES / name / "README.md", page, pages)
+    for page in APART:
+        written |= parted(page, written[page])
     written["objectives/index.md"] = objectives_page()
     written |= {f"objectives/{name}.md": objective_page(kind) for name, kind in cp.registry.items()}
     written |= {f"api/{name}.md": page for name, page in api_pages()}
@@ -445,6 +535,11 @@ def main(folder: Path = PAGES, notebooks: dict[str, Any] | None = None) -> None:
     (folder / "notebooks").mkdir()
     for name, data in notebook_pages.files(executed).items():
         (folder / "notebooks" / name).write_bytes(data)
+        if name.endswith(".md"):
+            written[f"notebooks/{name}"] = data.decode()
+    navigation = tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"]
+    for name, content in for_assistants(written, navigation).items():
+        (folder / name).write_text(content, encoding="utf-8")
     for path in (ROOT / "docs").rglob("*"):
         if path.suffix in (".png", ".css", ".svg", ".json"):
             target = folder / path.relative_to(ROOT / "docs")

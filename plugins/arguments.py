@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ class Parser(argparse.ArgumentParser):
     take_flags: tuple[str, ...] = ()  # flags whose values are flags of another program, as in --seed-flag --seed
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub("invalid (?:float|int) value: ", "expected a number, got ", message)
         self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nsee {self.prog} --help\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -30,10 +32,10 @@ class Parser(argparse.ArgumentParser):
         words = self._joined(sys.argv[1:] if args is None else args)
         known = self._option_string_actions
         if self._subparsers and words and words[0].startswith("-") and not any(k.startswith(words[0]) for k in known):
-            self._refuse(words[0])  # argparse would say that the command is missing
+            self.refuse(words[0])  # argparse would say that the command is missing
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self._refuse(unknown[0])
+            self.refuse(unknown[0])
         return parsed, unknown
 
     def _joined(self, words: Sequence[str]) -> list[str]:
@@ -46,7 +48,8 @@ class Parser(argparse.ArgumentParser):
                 joined.append(word)
         return joined
 
-    def _refuse(self, word: str) -> NoReturn:
+    def refuse(self, word: str) -> NoReturn:
+        """End with an error about a word that does not belong here."""
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
             self.error(f"unknown flag {flag}.{closest(flag, known)}")

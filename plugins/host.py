@@ -293,7 +293,9 @@ class Host:
     def check(self, loss_fn: Objective | str) -> Objective:
         """Return the objective, or raise a :class:`SeamError` that names the tensors it needs and this host lacks."""
         loss_fn = as_objective(loss_fn, like="infonce")
-        if loss_fn.needs and self.inputs:
+        if "indexed" in loss_fn.needs and "index" not in getattr(loss_fn, "told", ()):
+            raise SeamError(f'{self.name}: {loss_fn} needs the positions of samples: add "; index=PATH"')
+        if loss_fn.needs - {"indexed"} and self.inputs:
             raise SeamError(
                 f"{self.name}: {loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but {self.inputs}"
             )

@@ -189,7 +189,8 @@ def check(args: argparse.Namespace, host: Host) -> None:
 
     for name in _OPTIONS:
         if getattr(args, name) is not None and name not in host.options:
-            raise SeamError(f"--{name.replace('_', '-')}: {host.name} has no such option")
+            have = [other for other in registry.names() if name in registry.load(other).options]
+            raise SeamError(f"--{name.replace('_', '-')}: {host.name} has no such option, but {', '.join(have)}")
     for name in ("counts", "report"):
         if (file := getattr(args, name)) is not None and not file.resolve().parent.is_dir():
             raise SeamError(f"--{name} {file}: its folder does not exist")

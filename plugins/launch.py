@@ -23,6 +23,8 @@ from typing import Any
 
 import torch.multiprocessing
 
+from counterpoint.names import no_script
+
 from . import registry, shims
 from .host import OWN_LOSS, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
@@ -41,7 +43,7 @@ class Script:
         if words[0] != "-m":
             path = Path(words[0])
             if not path.is_file():
-                raise SeamError(f"script not found: {path}")
+                raise SeamError(no_script(path))
             return cls(path, path.stem), [*words[1:]]
         if len(words) < 2:
             raise SeamError("-m: which module? -- -m package.train --epochs 1")

@@ -49,7 +49,7 @@ class ContrastiveLoss(nn.Module):
     are 0.5, 0.1 and 0.1.
 
     Args:
-        objective: an objective or a spec. Without a bank it pairs the views as in its paper.
+        objective: an objective, a treatment or a spec. Without a bank it pairs the views as in its paper.
         memory_bank_size: ``(n, width)`` for a bank of ``n`` earlier second views, in lightly's own
             ``MemoryBankModule``; 0 for none. The second view enters the bank after the comparison, if the first view
             requires a gradient. A second view with a gradient keeps it; without one, as in MoCo, the bank is the
@@ -78,6 +78,8 @@ class ContrastiveLoss(nn.Module):
             _check_has_weights(self.objective)
             if memory_bank_size:
                 raise ValueError(f"{NAME}: weight_fn= goes without a memory bank, as in lightly's DCLLoss.")
+        if memory_bank_size and (told := getattr(self.objective, "told", {})):
+            raise ValueError(f"{NAME}: {self.objective}: the memory bank has no {' or '.join(told)} of its keys.")
         bank = import_module("lightly.models.modules.memory_bank").MemoryBankModule
         self.memory_bank: Any = bank(size=memory_bank_size, gather_distributed=gather_distributed)
         self.gather_distributed = gather_distributed

@@ -48,7 +48,7 @@ from .host import ONE_WAY, Host, loss_of
 from .texts import Guide, equal_texts
 
 _COLUMNS = ("negatives", "views")
-_LABELS = ("ids", "classes")
+_LABELS = ("ids", "classes", "index")
 _SIMILARITIES = ("cosine", "dot")
 _TEXT = "text"
 
@@ -95,7 +95,8 @@ class ContrastiveLoss(nn.Module):
             in all losses of the host: anchors are the first column. Objectives whose paper compares other pairs, such
             as ArCL, keep those. With ``views``, as in SimCLR, all columns are anchors.
         labels: what a column ``label`` of integers means: ``ids`` (samples with the same label are not each other's
-            negatives), ``classes`` (they are positives), or, by default, nothing.
+            negatives), ``classes`` (they are positives), ``index`` (the position of each sample in the data set, for
+            ``sogclr``), or, by default, nothing.
         duplicates: ``text``: samples that share a text are not each other's negatives, nor are their texts as hard
             negatives, so batches may repeat texts.
         false_negatives: rules for the negatives that are not used, such as ``cp.margin(0.1)`` or ``"margin(0.1)"``; see
@@ -242,7 +243,7 @@ class ContrastiveLoss(nn.Module):
         if self.labels is not None:
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
-            options["ids" if self.labels == "ids" else "labels"] = labels
+            options["labels" if self.labels == "classes" else self.labels] = labels
         if self.similarity == "dot":
             options["normalize"] = False
         if self.directions:

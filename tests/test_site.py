@@ -123,6 +123,17 @@ def test_every_page_is_in_the_navigation(pages):
     assert sorted(name.removesuffix(".md") for name in nav) == sorted(name.removesuffix(".html") for name in pages)
 
 
+def test_assistants_get_a_list_of_the_pages_and_their_text(site, pages):
+    """As https://llmstxt.org asks: a title, a quoted summary, sections of links; every link leads to a page."""
+    short, full = ((site / name).read_text(encoding="utf-8") for name in ("llms.txt", "llms-full.txt"))
+    assert re.match(r"# counterpoint\n\n> \S.{20,}\n", short)
+    links = re.findall(r"^- \[[^\]]+\]\((.+?\.html)\)(?:: \S.{10,})?$", short, re.M)
+    assert len(links) == short.count("\n- ")
+    assert sorted(links) == sorted(pages)
+    assert [name for name in pages if f"<!-- {name.removesuffix('.html')}.md -->" not in full] == []
+    assert "cp.InfoNCE(temperature=0.07)" in full
+
+
 def test_every_objective_has_its_page(site):
     for name, kind in cp.registry.items():
         text = (site / "objectives" / f"{name}.html").read_text(encoding="utf-8")
@@ -179,6 +190,33 @@ def test_python_blocks_run(path, tmp_path, monkeypatch):
 def test_python_blocks_with_hosts_run(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(path, blocks(path))
+
+
+def test_long_pages_start_with_a_summary(site):
+    folder = site.parent / "pages"
+    long = {path: path.read_text(encoding="utf-8") for path in folder.rglob("*.md") if path.parent.name != "notebooks"}
+    long = {path.relative_to(folder).as_posix(): text for path, text in long.items() if len(text.split()) > 1500}
+    assert {"results.md", "atlas.md"} <= set(long)
+    summary = re.compile(r"\bIn short\b|^- \*\*", re.M)
+    assert [name for name, text in long.items() if not summary.search(text.partition("\n## ")[0])] == []
+    assert "hosts/index.md" not in long
+
+
+def test_the_page_of_the_api_begins_with_what_users_call(site):
+    page = (site.parent / "pages" / "api" / "counterpoint.md").read_text(encoding="utf-8")
+    names = [name.rpartition(".")[2] for name in re.findall(r"^::: (.*)", page, re.M)]
+    assert names[:3] == ["objective", "Objective", "InfoNCE"]
+    assert sorted(names) == sorted(set(cp.__all__) - {"__version__", "registry"})
+    assert {"Choice", "Real", "TileNegatives"} <= set(names[-20:])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "guides").glob("*.md")), ids=lambda path: path.stem)
+def test_a_guide_starts_with_its_command_and_ends_with_mistakes(path):
+    text = path.read_text(encoding="utf-8")
+    assert re.search(r"^(?:```|    \S)", "\n".join(text.splitlines()[:8]), re.M)
+    heading, _, end = text.rpartition("\n## ")[2].partition("\n")
+    assert heading == "What can go wrong"
+    assert end.count("\n- ") >= 3
 
 
 def test_every_code_base_has_lines_a_proof_and_limits():

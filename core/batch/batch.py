@@ -51,6 +51,7 @@ class Batch:
     hardness: tuple[str, float] | None = None
     labels: Tensor | None = None
     ids: Tensor | None = None
+    index: Tensor | None = None
     prior: Tensor | None = None
     positive_factor: Tensor | None = None
     queue: Keys | None = None
@@ -100,6 +101,7 @@ class Batch:
         queue: Tensor | Keys | None = None,
         negatives: Tensor | Keys | None = None,
         ids: Tensor | None = None,
+        index: Tensor | None = None,
         labels: Tensor | None = None,
         false_negatives: Rule | str | Sequence[Rule | str] | None = None,
         guide: Tensor | Sequence[Tensor] | None = None,
@@ -119,7 +121,7 @@ class Batch:
         bank, hard = (None if x is None else Keys.of(x) for x in (queue, negatives))
         tensors = {
             "ids": ids, "labels": labels, "prior": prior, "positive_factor": positive_factor,
-            "adversarial": adversarial, "mixed": mixed, "log_q": log_q,
+            "adversarial": adversarial, "mixed": mixed, "log_q": log_q, "index": index,
         }  # fmt: skip
         for name, keys in (("queue", bank), ("negatives", hard)):
             tensors |= {} if keys is None else {f"{name}: {field}": x for field, x in keys._asdict().items()}
@@ -131,6 +133,7 @@ class Batch:
             self.dtype = torch.float64
         self.labels = None if labels is None else checks.require_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.require_ids(ids, "ids", self.size)
+        self.index = None if index is None else checks.require_ids(index, "index", self.size)
         self.prior = None if prior is None else self._prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
@@ -353,13 +356,9 @@ class Batch:
         if self.queue is not None and self.negatives is not None:
             raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
         if self.directions:
-            refused = {
-                "queue=": self.queue is not None, "labels=": self.labels is not None,
-                "in_batch=False": not self.in_batch,
-                "adversarial=": self.adversarial is not None, "mixed=": self.mixed is not None,
-            }  # fmt: skip
-            for name in (name for name, given in refused.items() if given):
-                raise ValueError(f"directions= and hardness= cannot be combined with {name}.")
+            refused = (n for n in ("queue", "labels", "adversarial", "mixed") if getattr(self, n) is not None)
+            for name in (*refused, *["in_batch"] * (not self.in_batch)):
+                raise ValueError(f"directions= and hardness= cannot be combined with {name}=.")
         if self.queue is not None and self.ids is not None and self.queue.ids is None:
             raise ValueError("ids= or labels= with queue=: needs those of the queue: queue=cp.Keys(queue, ids=...).")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):

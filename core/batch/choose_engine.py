@@ -33,7 +33,7 @@ PAIRS_CPU, PAIRS = 2**17, 2**26
 SEPARATE_CPU = 2**18
 
 # What scores say of each anchor, beside its negatives.
-PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor")
+PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor", "index")
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]

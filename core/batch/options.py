@@ -77,6 +77,7 @@ class KnownOptions(TypedDict, total=False):
     queue: Tensor | Keys | None
     negatives: Tensor | Keys | None
     ids: Tensor | None
+    index: Tensor | None
     labels: Tensor | None
     false_negatives: Rule | str | Sequence[Rule | str] | None
     guide: Tensor | Sequence[Tensor] | None

@@ -53,6 +53,9 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
             scores.prior = _per_anchor(batch.prior, scores.pos)
         if batch.positive_factor is not None and name != "single":
             scores.positive_factor = _per_anchor(batch.positive_factor, scores.pos)
+        if batch.index is not None:
+            which = torch.arange(len(scores.pos) // batch.size, device=batch.device).repeat_interleave(batch.size)
+            scores.index = torch.stack([batch.index.repeat(len(which) // batch.size), which], 1)
         for part in (scores, scores.adversarial, *scores.mixed):
             if part is not None:
                 part.bound = batch.bound

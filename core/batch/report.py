@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy, deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,13 +102,14 @@ def _scores(
     collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
     scores, device = getattr(collector, call)(*map(_copy, args), **{k: _copy(v) for k, v in options.items()})
 
-    def with_gradient(pairing: str) -> Scores:
-        with torch.no_grad():
-            computed: Scores = scores(pairing)
-        matrix_of(computed.neg).requires_grad_()
-        return computed
+    return partial(_with_gradient, scores), device
 
-    return with_gradient, device
+
+def _with_gradient(scores: Callable[[str], Scores], pairing: str) -> Scores:
+    with torch.no_grad():
+        computed = scores(pairing)
+    matrix_of(computed.neg).requires_grad_()
+    return computed
 
 
 def _engine(objective: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:

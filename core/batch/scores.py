@@ -27,6 +27,7 @@ class Scores:
         negatives_only: True if the denominator has no positive (ArCL's Algorithm 2).
         v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
         prior: ``(anchors, 1)`` class prior that replaces the objective's own.
+        index: ``(anchors, 2)`` position of each anchor's sample in the data set, and the number of its view, or None.
         positive_factor: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
         anchor_factor: ``(anchors,)`` factors of the losses in the final average, or None.
         rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
@@ -58,6 +59,7 @@ class Scores:
     negatives_only: bool = False
     v: Tensor | None = None
     prior: Tensor | None = None
+    index: Tensor | None = None
     positive_factor: Tensor | None = None
     anchor_factor: Tensor | None = None
     rows: Tensor | None = None

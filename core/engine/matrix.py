@@ -139,16 +139,16 @@ class Negatives(ABC):
         mean = self.mean(lambda s: s)
         return self.mean(lambda s, m: (s - m) ** 2, mean)  # type: ignore[no-any-return]
 
-    def expectation(self, log_weight: Callable[[Tensor], Tensor], f: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute ``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight)``."""
-        total = self.logsumexp(lambda s: log_weight(s.detach()))
+    def expectation(self, log_weight: Callable[..., Tensor], f: Callable[[Tensor], Tensor], *args: Tensor) -> Tensor:
+        """Compute ``sum_j w_j f(s_j) / sum_j w_j`` with constant weights ``w = exp(log_weight(s, *args))``."""
+        total = self.logsumexp(lambda s, *args: log_weight(s.detach(), *args), *args)
 
-        def weighted(s: Tensor, total: Tensor) -> Tensor:
+        def weighted(s: Tensor, total: Tensor, *args: Tensor) -> Tensor:
             # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key
             # that counts less than once may exceed one
-            return (log_weight(s.detach()) - total).clamp(max=HIGHEST).exp() * f(s)
+            return (log_weight(s.detach(), *args) - total).clamp(max=HIGHEST).exp() * f(s)
 
-        return self.mean(weighted, total) * self.count  # type: ignore[no-any-return]
+        return self.mean(weighted, total, *args) * self.count  # type: ignore[no-any-return]
 
 
 class Product(torch.autograd.Function):

@@ -3,10 +3,8 @@
 import argparse
 import csv
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from .. import flags
 from ..domain import check, defaults
@@ -62,7 +60,13 @@ def command(arguments: argparse.Namespace) -> int:
     known = {name: getattr(arguments, name) for name in ("ids", "negatives", "negative_ids", "batches")}
     measured, suspects = measure(read(arguments.data, settings, **known), settings)
     if arguments.rows is not None:
-        write_rows(arguments.rows, suspects)
+        with arguments.rows.open("w", encoding="utf-8", newline="") as file:
+            if arguments.rows.suffix == ".csv":
+                table = csv.DictWriter(file, ["kind", "row", "other", "score"])
+                table.writeheader()
+                table.writerows(suspects)
+            else:
+                file.writelines(json.dumps(row) + "\n" for row in suspects)
     advice = advise(measured)
     proposed = treatments(measured)
     if arguments.json:
@@ -78,14 +82,3 @@ def command(arguments: argparse.Namespace) -> int:
         print("\n" + fill(LEGEND, WIDTH))
     print(f"\nTry at equal compute, with your own flags and metric:\n\n    {race_command(proposed)}")
     return 0
-
-
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a ranked list as CSV or JSON lines."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        if path.suffix == ".csv":
-            table = csv.DictWriter(file, ["kind", "row", "other", "score"])
-            table.writeheader()
-            table.writerows(rows)
-        else:
-            file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from counterpoint.names import no_script
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 
@@ -41,9 +42,9 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
 {out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
 --items    npy:FILE or jsonl:FILE:ID:SCORE: verdicts over the items of the test set, even with one seed
 --jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
---tune 6   searches the parameters of each objective in 6 runs, by a validation metric and with a seed of its own; the
-           script's own loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce
-           tuned once more by another seed: where the two differ, so do other rows by the luck of tuning
+--tune 6   tries 6 settings of each objective, by a validation metric and with two seeds of its own; the script's own
+           loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce tuned once
+           more by other seeds: where the two differ, so do other rows by the luck of tuning
 --fresh    The same command continues after Ctrl-C or a kill: finished runs are kept, and others begin anew. An edited
            script is another one; after changes to what it imports, begin with --fresh.
 """
@@ -96,6 +97,8 @@ def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> N
     words, arguments.script = inject.split(arguments.script)
     parser = Parser(own, f"{own} [options] -- train.py ...")
     _add_flags(parser, kind, OBJECTIVES)
+    for word in (word for word in words if word.endswith(".py") and not arguments.script):
+        parser.refuse(word)  # which --objective or --metric would take for one of its own
     parser.parse_args(words, arguments)
     arguments.settings = kind(**flags.chosen(arguments, kind))
     if arguments.host is not None:
@@ -109,9 +112,10 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
     if not script:
         yield "which script? Put it behind --, with its own arguments: -- train.py --epochs 1"
     if script[0] != "-m" and not Path(script[0]).is_file():
-        yield f"script not found: {script[0]}"
+        yield no_script(Path(script[0]))
     if len(set(settings.objective)) < 2:
-        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {settings.objective}"
+        rows = " ".join(settings.objective) or "none"
+        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {rows}"
     if settings.baseline is not None and settings.baseline not in settings.objective:
         yield f"--baseline {settings.baseline}: it is not among the objectives"
     if settings.margin is not None and not settings.margin >= 0:

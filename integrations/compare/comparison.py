@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import counterpoint as cp
@@ -128,14 +128,15 @@ class Comparison:
         best = tuned(self.specs, self.settings, self.cell, run_all)
         chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
         self.notes.append(
-            f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} runs each with one seed; verdicts are "
-            f"at these settings, which another tuning may not find: {chosen}"
+            f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} settings each with "
+            f"{self.settings.tune_seeds} seeds; verdicts are at these settings, which another tuning may not find: "
+            f"{chosen}"
         )
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
-        if again := tuned([self.twin], self.settings, self.cell, run_all, FIRST_SEED + 1):
+        if again := tuned([self.twin], self.settings, self.cell, run_all, FIRST_SEED + self.settings.tune_seeds):
             self.placebo = [(again[self.twin], {"label": PLACEBO})]
-            self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by another seed: {again[self.twin]}")
+            self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by other seeds: {again[self.twin]}")
         self.twin = best.get(self.twin, self.twin)
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
@@ -187,7 +188,7 @@ def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:
             for verdict in (v for v in verdicts.values() if v.different):
                 yield (
                     f"{column.title}: do not trust the verdicts on tuned rows: {PLACEBO} and {twin} are one loss, and "
-                    f"tuning it by another seed alone changes it by {verdict.difference:+.3g}"
+                    f"tuning it by other seeds alone changes it by {verdict.difference:+.3g}"
                 )
 
 
@@ -261,17 +262,20 @@ def tuned(
     run_cells: Callable[[Sequence[Mapping[str, Any]]], Sequence[Run]],
     seed: int = FIRST_SEED,
 ) -> dict[str, str]:
-    """Return the best spec of the search from each objective, but for those without a parameter to tune.
+    """Return the best spec of the search from each objective, by the mean of some seeds from ``seed`` on.
 
-    ``make_cell`` makes a cell from a spec, a seed and more; ``run_cells`` returns the runs of cells, failed ones too.
+    Those without a parameter to tune are left out. ``make_cell`` makes a cell from a spec, a seed and more;
+    ``run_cells`` returns the runs of cells, failed ones too.
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
     own = None if settings.grid is None else dict(settings.grid)
 
     def measure(specs: list[str]) -> Scores:
-        runs = run_cells([make_cell(spec, seed, purpose=TUNING) for spec in specs])
-        return {spec: sign * (run.result or {}).get(name, math.nan) for spec, run in zip(specs, runs, strict=True)}
+        seeds = range(seed, seed + settings.tune_seeds)
+        runs = run_cells([make_cell(spec, each, purpose=TUNING) for spec, each in product(specs, seeds)])
+        values = [sign * (run.result or {}).get(name, math.nan) for run in runs]
+        return {spec: fmean(values[i * len(seeds) :][: len(seeds)]) for i, spec in enumerate(specs)}
 
     best = {}
     for spec in specs:

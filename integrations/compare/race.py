@@ -1,8 +1,8 @@
 """``counterpoint race``: the best setting for the script in front of you, at equal compute.
 
-Every treatment trains for a share of the script's length, once; Optuna's successive halving drops the worse ones, and
-what is left trains to the end. The winner is then compared, on fresh seeds, with the script's own loss at its best
-temperature, and with that loss trained longer.
+Every treatment trains for a share of the script's length, with one seed; Optuna's successive halving drops the worse
+ones, and the others train to the end, with several seeds. The winner is then compared, on fresh seeds, with the
+script's own loss at its best temperature, and with that loss trained longer.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import counterpoint as cp
@@ -53,7 +53,9 @@ class Race(Comparison):
         super().__init__(arguments, seam)
         given = arguments.settings
         self.sign = -1 if given.lower else 1
-        self.flag, self.chosen_by, self.most = given.steps_flag, given.metric[0], 2 * given.budget
+        self.flag, self.chosen_by = given.steps_flag, given.metric[0]
+        self.tune_seeds: int = given.tune_seeds
+        self.most = SHARE * given.budget // (1 + given.tune_seeds)  # since one of SHARE goes on
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
         typed = [re.sub(rf"^{HOST}\b", OWN, spec) for spec in self.specs if spec != HOST]
@@ -89,7 +91,7 @@ class Race(Comparison):
         names = [self.confirmed_by.name]
         summary = report.summarise(runs, baseline=base, metrics=names, lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
-        cost = {"race": self._cost(), "temperature": float(sum(arm.own for arm in self.arms))}
+        cost = {"race": self._cost(), "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         said = sentence(winner.text, tuned.text, compared, label, cost, lower)
         summary.notes[:0] = self._dropped()
         title = f"Race: {runs[0].arguments['dataset']}"
@@ -112,25 +114,17 @@ class Race(Comparison):
         near = (tuned.factor, tuned.factor / 2)  # below the best temperature too, since large ones hide faults
         self._begin(product(self.families, near))
         self._follow(own=False)
-        ranked, study = sorted(self.arms, key=lambda arm: arm.short, reverse=True), _study(self._folder())
-        top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
-        for arm in ranked[top:] + ranked[:top][::-1]:
-            trial = study.ask()
-            trial.set_user_attr("treatment", arm.text)
-            if math.isfinite(arm.short):
-                trial.report(arm.short, 1)
-            if math.isfinite(arm.short) and not trial.should_prune():
-                trials[arm.text] = trial
-            else:
-                arm.dropped = True
-                study.tell(trial, state=_pruned())
+        study = _study(self._folder())
+        trials = prune(self.arms, study)
         tuned.dropped = False  # always runs to the end
         finished = [arm for arm in self.arms if not arm.dropped]
-        for arm, run in zip(finished, self._train([arm.text for arm in finished], {}), strict=True):
-            arm.full, arm.curve = self._value(run), arm.curve + self._points(run, self.length)
+        runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
+        for i, arm in enumerate(finished):
+            some = runs[i * self.tune_seeds :][: self.tune_seeds]
+            arm.full = fmean(map(self._value, some))
+            arm.curve += self._points(some[0], self.length, arm.full)
             if arm.text in trials:
-                state = {"values": arm.full} if math.isfinite(arm.full) else {"state": _pruned()}
-                study.tell(trials[arm.text], **state)
+                study.tell(trials[arm.text], arm.full)
 
     def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
@@ -146,7 +140,7 @@ class Race(Comparison):
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
         for arm, run in zip(new, self._train([arm.text for arm in new], short), strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
-            arm.curve = self._points(run, quarter)
+            arm.curve = self._points(run, quarter, value)
         self.arms += new
         if self.arms[0].short == -math.inf:
             raise ValueError("the script's own loss gave no number; its output has the reason.")
@@ -170,18 +164,19 @@ class Race(Comparison):
                 f"trains, to stop it early, got {self.length:g}; or name its own flag for its length by --steps-flag."
             )
 
-    def _train(self, texts: Sequence[str], more: Mapping[str, Any]) -> list[Run]:
-        cells = [self.cell(text, FIRST_SEED, purpose=TUNING, **more) for text in texts]
+    def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1) -> list[Run]:
+        each = range(FIRST_SEED, FIRST_SEED + seeds)
+        cells = [self.cell(text, seed, purpose=TUNING, **more) for text, seed in product(texts, each)]
         return self._run_cells(cells, [self.chosen_by])
 
     def _value(self, run: Run) -> float:
         return self.sign * float((run.result or {}).get(self.chosen_by.name, math.nan))
 
-    def _points(self, run: Run, length: float) -> Points:
-        """Return the numbers that a run wrote while it trained, or else its result."""
+    def _points(self, run: Run, length: float, value: float) -> Points:
+        """Return the numbers that a run wrote while it trained, or else the arm's value at this length."""
         name = self.chosen_by.name
         curve = [(line["step"], line[name]) for line in run.metrics() if name in line] if run.done else []
-        return curve or [(length, self.sign * self._value(run))]
+        return curve or [(length, self.sign * value)]
 
     def _folder(self) -> Path:
         """Return the folder of this race's page and of Optuna's storage, on this machine."""
@@ -197,11 +192,11 @@ class Race(Comparison):
     def _cost(self) -> float:
         """Return the search's compute, in trainings of the script's length."""
         short = self._steps(1 / SHARE) / self.length
-        return len(self.arms) * short + sum(not math.isnan(arm.full) for arm in self.arms)
+        return float(len(self.arms) * short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms))
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
-            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end"
+            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end, mean of {self.tune_seeds}"
             yield f"{arm.text}: {self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
 
 
@@ -225,6 +220,28 @@ def proposals(told: Sequence[str]) -> list[str]:
     return [*(f"{OWN}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{OWN}; margin=-0.1"]
 
 
+def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
+    """Drop the arms that Optuna prunes at a share of the length; return the trials of the others, by treatment.
+
+    Of arms whose scores are equal, Optuna prunes none, so only as many stay as if all were different.
+    """
+    from optuna.trial import TrialState
+
+    ranked = sorted(arms, key=lambda arm: arm.short, reverse=True)
+    top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
+    for arm in ranked[top:] + ranked[:top][::-1]:
+        trial = study.ask()
+        trial.set_user_attr("treatment", arm.text)
+        if math.isfinite(arm.short):
+            trial.report(arm.short, 1)
+        if math.isfinite(arm.short) and arm in ranked[: top + 1] and not trial.should_prune():
+            trials[arm.text] = trial
+        else:
+            arm.dropped = True
+            study.tell(trial, state=TrialState.PRUNED)
+    return trials
+
+
 def best(arms: Sequence[Arm]) -> Arm:
     """Return the arm that was best at the end."""
     if not (finished := [arm for arm in arms if math.isfinite(arm.full)]):
@@ -243,7 +260,7 @@ def sentence(
     also = "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if winner == tuned:
         tuning = compared.get(HOST)
-        gained = "" if tuning is None or tuned == HOST else f": tuning gained {_interval(_negated(tuning))}"
+        gained = "" if tuning is None or tuned == HOST else f": tuning gained {_interval(tuning, -1)}"
         return f"nothing beats {own}{gained}; {times}{also}."
     assert gain is not None
     better = gain.different and (gain.difference < 0) == lower
@@ -253,12 +270,9 @@ def sentence(
     )
 
 
-def _interval(verdict: Verdict) -> str:
-    return f"{verdict.difference:+.3g} [{verdict.low:.3g}, {verdict.high:.3g}]"
-
-
-def _negated(verdict: Verdict) -> Verdict:
-    return replace(verdict, difference=-verdict.difference, low=-verdict.high, high=-verdict.low)
+def _interval(verdict: Verdict, sign: int = 1) -> str:
+    low, high = sorted((sign * verdict.low, sign * verdict.high))
+    return f"{sign * verdict.difference:+.3g} [{low:.3g}, {high:.3g}]"
 
 
 def _study(folder: Path) -> optuna.Study:
@@ -277,9 +291,3 @@ def _study(folder: Path) -> optuna.Study:
     file.unlink(missing_ok=True)  # of this command's last start, whose runs are kept
     storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
     return optuna.create_study(direction="maximize", pruner=pruner, storage=storage, study_name="race")
-
-
-def _pruned() -> Any:
-    from optuna.trial import TrialState
-
-    return TrialState.PRUNED

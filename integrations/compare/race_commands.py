@@ -27,10 +27,11 @@ class RaceSettings(Settings):
     """The settings of ``counterpoint race``: the script, its metric and its treatments."""
 
     tune: int = setting(0, flag=False)
+    tune_seeds: int = setting(2, "seeds of the trainings of the whole length that choose; a quarter has one", low=1)
     tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009
     grid: None = setting(None, flag=False)
     baseline: str | None = setting(None, flag=False)
-    budget: int = setting(12, "trainings of the script's length that the search may cost", low=2)
+    budget: int = setting(18, "trainings of the script's length that the search may cost, about", low=2)
     steps_flag: str | None = setting(
         None,
         "the script's own flag for its length, among its arguments, such as --max_steps (none: runs are stopped by the "

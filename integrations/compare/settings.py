@@ -64,7 +64,8 @@ class Settings:
         None, "the script's own flag for its seed, such as --seed; or put {seed} among its arguments (none)", type=str
     )
     set_seed: bool = setting(False, "seed Python, numpy and torch before the script starts; for one without a seed")
-    tune: int = setting(0, "runs per objective to tune its parameters with, equally many for each", low=0)
+    tune: int = setting(0, "settings to try of each objective, equally many for each", low=0)
+    tune_seeds: int = setting(2, "seeds that each setting is tried with, of which the mean chooses", low=1)
     tune_metric: Metric | None = setting(  # noqa: RUF009
         None, "a number on validation data, by which to tune (required by --tune)", type=Metric.parse, metavar="METRIC"
     )

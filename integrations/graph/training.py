@@ -69,6 +69,9 @@ def pretrain(
         store.set_rng_state(state["rng"])
         start = state["step"]
     model.train()
+    reports: dict[str, float] = {}
+    steps = sum(1 for _ in batches(len(data), batch, torch.Generator()))
+    hooks = cp.log_reports(model, reports.update, every=steps)
     saved, remaining = time.monotonic(), range(start, epochs)
     for epoch in remaining if run is None else run.track(remaining, total=epochs):
         total = 0.0
@@ -81,12 +84,13 @@ def pretrain(
         numbers = {} if after is None else after(epoch + 1)
         if run is None:
             continue
-        run.log(epoch + 1, loss=total / len(data), **numbers)
+        run.log(epoch + 1, loss=total / len(data), **numbers, **reports)
         if epoch + 1 == epochs or time.monotonic() - saved >= SAVE_EVERY:
             state = {"model": model.state_dict(), "optimizer": adam.state_dict(), "rng": store.rng_state()}
             state["generators"] = [generator.get_state() for generator in generators]
             run.save(state, epoch + 1)
             saved = time.monotonic()
+    hooks.close()
 
 
 def build(arguments: dict[str, Any], width: int) -> Pretraining:

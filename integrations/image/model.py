@@ -3,6 +3,7 @@
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -115,9 +116,8 @@ class SimCLR(Method):
         if needs := self.objective.needs:
             epsilon = self.settings.epsilon if "adversarial" in needs else None
             mixed = min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0
-            options |= cp.views.perturbed(
-                project, *views[:2], self.objective, epsilon=epsilon, mixed=mixed, clip=(0, 1), generator=self.generator
-            )
+            perturbed = partial(cp.views.perturbed, project, views[0], views[1], self.objective, clip=(0.0, 1.0))
+            options |= perturbed(epsilon=epsilon, mixed=mixed, generator=self.generator)
         return self.criterion(*z, **options)  # type: ignore[no-any-return]
 
 

@@ -74,8 +74,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
         looks=plots.styles((row for column in columns for row in column.cells), checks),
         missing=missing,
         legend=LEGEND.format("★"),
-        versions=_versions(runs),
-        systems="; ".join(dict.fromkeys(map(_system, runs))),
+        **_made_with(runs),
     )
 
 
@@ -113,17 +112,17 @@ def _command(run: Run) -> str:
     return shlex.join([Path(words[0]).name, *words[1:]])
 
 
-def _versions(runs: Iterable[Run]) -> str:
+def _made_with(runs: Iterable[Run]) -> dict[str, str]:
+    """Return the versions of the packages that the runs used, and the machines that they ran on."""
     by_name: dict[str, set[str]] = {}
+    machines: dict[str, None] = {}
     for run in runs:
+        host = run.record.get("host", {})
+        machines[", ".join([host.get("system", "?"), *host.get("devices", ())])] = None
         for name, version in run.record.get("versions", {}).items():
             by_name.setdefault(name, set()).add(version)
-    return ", ".join(f"{name} {' and '.join(sorted(versions))}" for name, versions in by_name.items())
-
-
-def _system(run: Run) -> str:
-    host = run.record.get("host", {})
-    return ", ".join([host.get("system", "?"), *host.get("devices", ())])
+    versions = ", ".join(f"{name} {' and '.join(sorted(some))}" for name, some in by_name.items())
+    return {"versions": versions, "systems": "; ".join(machines)}
 
 
 RENDER: dict[str, Callable[[Report], str]] = {

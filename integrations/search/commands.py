@@ -44,14 +44,6 @@ SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid")
 OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
 
 
-class Tried(NamedTuple):
-    """A spec and its scores."""
-
-    spec: str
-    mean: float | None  # None if a run failed
-    values: list[float]
-
-
 class Result(NamedTuple):
     """The result of a search, as ``--json`` prints it."""
 
@@ -62,7 +54,7 @@ class Result(NamedTuple):
     metric: str
     seeds: list[int]
     grids: Grids
-    tried: list[Tried]
+    tried: list[dict[str, Any]]  # spec, mean (None if a run failed), values
     folder: str
 
 
@@ -71,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
     tuned = domain(domain_name)
     tuned.module("commands").train_arguments(parser)
     check = partial(_check, tuned=tuned, check_train=parser.get_default("check"))
-    parser.set_defaults(seed=FIRST_SEED, out=Path("tuning"), check=check)
+    parser.set_defaults(seed=FIRST_SEED, seeds=2, out=Path("tuning"), check=check)
     add = parser.add_argument_group("search").add_argument
     add("--budget", type=flags.whole(1), default=20, metavar="N", help="runs per objective (%(default)s)")
     baseline = "objective to compare with, tuned too unless an InfoNCE is among the objectives; or none (infonce)"
@@ -117,8 +109,7 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     results = [_tune(spec, grids, arguments, tuned, dataset) for spec, grids in searches.items()]
     train = _train_command(arguments, tuned, [result.best for result in results])
     if arguments.json:
-        rows = [{**one._asdict(), "tried": [tried._asdict() for tried in one.tried], "train": train} for one in results]
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([{**one._asdict(), "train": train} for one in results], indent=1))
         return 0
     print("\n\n".join(map(text, results)))
     print("\nThese scores selected the settings, so they are too good. Report other seeds, on test data if any:")
@@ -159,7 +150,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
     scores = search(start, grids, budget, measure)
     if math.isnan(scores[best := best_of(scores)]):
         raise GridError(f"all runs of {start} have failed", [run for some in runs.values() for run in some])
-    first = runs[best][0]
+    first, means = runs[best][0], {spec: None if math.isnan(mean) else mean for spec, mean in scores.items()}
     return Result(
         objective=start,
         best=best,
@@ -168,7 +159,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         metric=next(iter(first.record["result"])),
         seeds=seeds,
         grids=grids,
-        tried=[Tried(spec, None if math.isnan(mean) else mean, _values(runs[spec])) for spec, mean in scores.items()],
+        tried=[{"spec": spec, "mean": mean, "values": _values(runs[spec])} for spec, mean in means.items()],
         folder=str(arguments.out),
     )
 
@@ -192,11 +183,11 @@ def _train_command(arguments: argparse.Namespace, tuned: Domain, specs: Sequence
 
 def text(result: Result) -> str:
     """Format the tried specs, best first."""
-    rows = sorted(result.tried, key=lambda row: -math.inf if row.mean is None else row.mean, reverse=True)
-    width = max(len(row.spec) for row in rows)
+    rows = sorted(result.tried, key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
+    width = max(len(row["spec"]) for row in rows)
     lines = [f"{result.dataset}, {result.metric} on validation data, seeds {', '.join(map(str, result.seeds))}"]
-    for row in rows:
-        spread = f" ± {stdev(row.values):.4g}" if len(row.values) > 1 else ""
-        score = "failed" if row.mean is None else f"{row.mean:.5g}{spread}"
-        lines.append(f"  {row.spec:{width}}  {score}" + "  (start)" * (row.spec == result.objective))
+    for spec, mean, values in (row.values() for row in rows):
+        spread = f" ± {stdev(values):.4g}" if len(values) > 1 else ""
+        score = "failed" if mean is None else f"{mean:.5g}{spread}"
+        lines.append(f"  {spec:{width}}  {score}" + "  (start)" * (spec == result.objective))
     return "\n".join([*lines, "", f"use {result.best}"])

@@ -75,15 +75,11 @@ def find(name: str | Path) -> Path:
 def check(names: Iterable[str]) -> None:
     """Raise an error unless each name is that of a collection, or of NanoBEIR."""
     for name in names:
-        if not is_nano(name):
+        kind, _, one = name.partition(":")
+        if kind != NANO:
             find(name)
-        elif one := name.partition(":")[2]:
+        elif one:
             check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
-
-
-def is_nano(name: str) -> bool:
-    """Return whether this is NanoBEIR, or one of its collections."""
-    return name.partition(":")[0] == NANO
 
 
 def read(folder: str | Path, split: str = "test") -> Collection:
@@ -164,7 +160,7 @@ def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 
     """
     loaded: dict[str, Collection | None] = {}
     for name in map(str, names or collections() or [NANO]):
-        loaded[name] = None if is_nano(name) else read(find(name))
+        loaded[name] = None if name.partition(":")[0] == NANO else read(find(name))
     if not hasattr(model, "encode_query"):
         raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
     from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator

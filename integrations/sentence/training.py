@@ -8,6 +8,7 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import math
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
 
+import counterpoint as cp
 from counterpoint.batch.rules import as_rules
 
 from .. import store
@@ -122,6 +124,7 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.run, self.objective, self.dev, self.folder = run, objective, dev, run.path / "checkpoints"
         self.best: dict[str, Any] | None = None
         self.ticks: Iterator[int] = iter(())
+        self.reports = ExitStack()
 
     def resume(self) -> str | None:
         """Restore the run's state; returns the trainer's checkpoint to continue from."""
@@ -142,7 +145,12 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
         next(self.ticks, None)
 
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step % args.logging_steps == 0:  # counted in steps, which a resumed run continues
+            self.reports = cp.log_reports(self.objective, lambda numbers: self.run.log(state.global_step, **numbers))
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.reports.close()
         next(self.ticks, None)
         last = state.global_step >= state.max_steps  # even if it is not a multiple of eval_steps
         control.should_evaluate |= last and args.eval_strategy.value != "no"

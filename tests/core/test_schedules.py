@@ -18,6 +18,7 @@ def moving() -> list[tuple[str, str, dict]]:
     cases = []
     for name, kind in cp.registry.items():
         base = {"detach_weights": False} if "detach_weights" in kind.hyper else {}  # a detached weight passes no slope
+        base |= {"eta": 0.0} if "eta" in kind.hyper else {}  # temperatures that stay
         for key, hyper in kind.hyper.items():
             if isinstance(hyper, Real) and not hyper.fixed:
                 cases.append((name, key, {**base, "divergence": "chi2"} if (name, key) == ("dro", "scale") else base))
@@ -30,8 +31,8 @@ def moving() -> list[tuple[str, str, dict]]:
 
 
 def start_of(name: str, key: str) -> float:
-    default = cp.objective(name)._hyper[key]
-    return 0.3 if default is None else default
+    default = cp.objective(name)._hyper[key] or 0.3
+    return min(default, cp.registry[name].hyper[key].high / 1.5)
 
 
 def learned(value: float) -> cp.Learned:
@@ -40,7 +41,7 @@ def learned(value: float) -> cp.Learned:
 
 def tiny_batch() -> tuple[torch.Tensor, dict]:
     z = embeddings(5, 4)
-    return z[:2], {"adversarial": z[2], "mixed": z[3]}
+    return z[:2], {"adversarial": z[2], "mixed": z[3], "index": torch.arange(z.shape[1])}
 
 
 MOVING = pytest.mark.parametrize(

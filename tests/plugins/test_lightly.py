@@ -26,7 +26,10 @@ from lightly.models.modules import SimCLRProjectionHead  # noqa: E402
 
 EXACT = {torch.float32: 1e-6, torch.float64: 1e-12}
 ATTACKED = {"robust", "intcl", "intnacl"}
-SPECS = [f"{name}(infonce):views=2" if issubclass(kind, cp.Wrapper) else name for name, kind in cp.registry.items()]
+SPECS = [
+    f"{name}(infonce){':views=2' * issubclass(kind, cp.ArCL)}" if issubclass(kind, cp.Wrapper) else name
+    for name, kind in cp.registry.items()
+]
 
 
 def projections(views: int = 2, batch: int = 6, width: int = 8, dtype=torch.float64) -> list[torch.Tensor]:
@@ -77,6 +80,29 @@ def test_reproduces_with_a_bank(key_has_gradient, dtype):
             assert_equal(*(value_and_gradients(criterion, [query, key]) for criterion in (ours, theirs)), EXACT[dtype])
         torch.testing.assert_close(ours.memory_bank.bank, theirs.memory_bank.bank, rtol=0, atol=EXACT[dtype])
         assert ours.memory_bank.bank_ptr == theirs.memory_bank.bank_ptr
+
+
+def test_treatments():
+    """As the objective computes them; the bank's keys are embeddings alone."""
+    z0, z1 = (z.detach() for z in projections())
+    z1, y = z1[[0, 1, 2, 5, 4, 5]], torch.arange(6) // 2
+    guide = z1, z0.flip(0)
+    for text, told in {
+        "infonce:t=0.5; duplicates": {},
+        "hcl:t=0.5; ids=y": {"ids": y},
+        "supcon:t=0.5; labels=y": {"labels": y},
+        "infonce:t=0.5; guide=g; margin=-0.1": {"guide": guide},
+    }.items():
+        expected = cp.treatment(text)(z0, z1, **told)
+        torch.testing.assert_close(plugin.ContrastiveLoss(text)(z0, z1, **told), expected)
+        assert not torch.isclose(expected, cp.objective(text.partition(";")[0])(z0, z1))
+        if "margin" not in text:
+            with pytest.raises(ValueError, match=r"the memory bank has no (duplicates|ids|labels) of its keys"):
+                plugin.ContrastiveLoss(text, (16, 8))
+    banked = plugin.ContrastiveLoss("infonce:t=0.5; margin=-0.1", (16, 8))
+    for _ in range(2):
+        banked(z0.requires_grad_(), z1).backward()
+    assert float(banked.objective.counts["anchors"]) == 12
 
 
 def test_a_bank_takes_two_views():
@@ -160,8 +186,8 @@ def train(criterion, views: int = 2, steps: int = 3) -> list[float]:
 @pytest.mark.parametrize("bank", [0, (16, 8)])
 def test_every_objective_trains(spec, bank):
     criterion = plugin.ContrastiveLoss(spec, memory_bank_size=bank)
-    if spec in ATTACKED:
-        with pytest.raises(ValueError, match="needs adversarial views"):
+    if spec in ATTACKED or "sogclr" in spec or (bank and "matryoshka" in spec):
+        with pytest.raises((ValueError, TypeError), match=r"needs (adversarial views|embeddings, (and index=|which))"):
             train(criterion)
         return
     assert len(train(criterion)) == 3
@@ -280,12 +306,17 @@ def test_gradients_are_those_of_our_criterion(injected, name, key_has_gradient):
 @pytest.mark.parametrize("name", CRITERIA)
 def test_every_objective_is_injected(injected, capsys, spec, name):
     if cp.objective(spec).needs:
-        with pytest.raises(SeamError, match=r"needs (adversarial|mixed) views, but the criterion sees projections"):
+        message = "needs (the positions of samples|(adversarial|mixed) views, but the criterion sees projections)"
+        with pytest.raises(SeamError, match=message):
             injected(spec)
         return
     seam = injected(spec)
     assert capsys.readouterr().err.count("replacing the gradient of the arguments of") == 2
     criterion = CRITERIA[name]()
+    if name == "moco" and "matryoshka" in spec:
+        with pytest.raises(SeamError, match="needs embeddings, which scores, logits and other wrappers do not have"):
+            train(criterion)
+        return
     assert len(train(criterion)) == 3
     assert seam.calls == 3
 

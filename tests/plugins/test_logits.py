@@ -442,6 +442,10 @@ def test_every_objective_takes_three_steps(launch, name):
     found = launch(*SITE, "--objective", SPECS[name])
     if name in NEED_INPUTS:
         assert (found.code, "needs adversarial views" in found.err) == (2, True)
+    elif "sogclr" in name:
+        assert (found.code, "needs the positions of samples" in found.err) == (2, True)
+    elif name == "matryoshka":
+        assert (found.code, "needs embeddings, which scores, logits" in found.err) == (2, True)
     elif name == "mixnca":
         assert (found.code, "needs mixed views, but there are only logits" in found.err) == (2, True)
     elif issubclass(cp.registry[name], cp.ArCL):

@@ -101,11 +101,22 @@ def test_labels_are_ids_or_classes(model):
     model.eval()
     data, labels = features(model, texts(2)), torch.tensor([0, 1, 2, 3, 0, 4, 5, 6])
     a, b = (model(x)["sentence_embedding"] for x in features(model, texts(2)))
-    for what, name in (("ids", "ids"), ("classes", "labels")):
-        ours = ContrastiveLoss(model, "hcl:t=0.1", labels=what)(data, labels)
-        torch.testing.assert_close(ours, cp.objective("hcl:t=0.1")(a, b, pairing="one_way", **{name: labels}))
+    for spec, what, name in (
+        ("hcl:t=0.1", "ids", "ids"), ("hcl:t=0.1", "classes", "labels"), ("sogclr:t=0.1", "index", "index"),
+    ):  # fmt: skip
+        ours = ContrastiveLoss(model, spec, labels=what)(data, labels)
+        torch.testing.assert_close(ours, cp.objective(spec)(a, b, pairing="one_way", **{name: labels}))
     with pytest.raises(ValueError, match="labels='ids' needs a dataset with a column label"):
         ContrastiveLoss(model, "hcl", labels="ids")(data, None)
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_matryoshka_is_that_of_the_host(model, kind):
+    model.eval()
+    dims, weights = [16, 8], [1, 0.5]
+    theirs = losses.MatryoshkaLoss(model, losses.MultipleNegativesRankingLoss(model), dims, weights)
+    ours = kind(model, cp.Matryoshka("infonce:t=0.05", dims=dims, weights=weights))
+    assert_equal(value_and_gradients(ours, texts(3)), value_and_gradients(theirs, texts(3)), 5e-6)
 
 
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
@@ -358,6 +369,10 @@ def test_every_objective_trains(model, tmp_path, spec):
         for kind in (ContrastiveLoss, CachedContrastiveLoss):
             with pytest.raises(ValueError, match="needs adversarial views, but words have no gradient"):
                 kind(model, spec)
+        return
+    if "sogclr" in spec:
+        with pytest.raises(ValueError, match="needs embeddings, and index="):
+            trainer(model, ContrastiveLoss(model, spec), tmp_path).train()
         return
     run = trainer(model, ContrastiveLoss(model, spec), tmp_path)
     run.train()

@@ -116,6 +116,10 @@ def _gathered(rank, file):
     z2[3], y, own = z2[0], torch.tensor([0, 1, 1, 2]), slice(2 * rank, 2 * rank + 2)
     loss = cp.treatment("infonce:t=0.5; ids=y; duplicates")(z1[own], z2[own], ids=y[own], gather=True)
     torch.testing.assert_close(loss, cp.InfoNCE(0.5)(z1, z2, ids=torch.tensor([0, 1, 1, 0])))
+    z1, z2 = torch.randn(2, 4, 2, generator=g.manual_seed(7), dtype=torch.float64)
+    one, told = cp.treatment("infonce:t=0.5; margin=-0.1"), cp.treatment("infonce:t=0.5; margin=-0.1")
+    torch.testing.assert_close(told(z1[own], z2[own], gather=True, pairing="one_way"), one(z1, z2, pairing="one_way"))
+    assert (float(told.counts["without_negatives"]), float(one.counts["without_negatives"])) == (1 - rank, 1)
     distributed.destroy_process_group()
 
 

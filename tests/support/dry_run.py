@@ -25,6 +25,7 @@ from documents import commands
 ROOT = Path(__file__).resolve().parents[2]
 FITS = ["--epochs", "1", "--folds", "3", "--hidden", "8"]
 SCRIPT = "train.py --steps 40"
+NAMED = ("inject",)  # the text names these commands without the words that they need
 LINES = {  # how a command of the README starts: what shortens it, and a line that it prints; or why it is left out
     "make": "in a clone",
     "python examples": "in a clone",
@@ -78,8 +79,21 @@ def extras(wheel: Path) -> list[str]:
         return message_from_bytes(archive.read(name)).get_all("Provides-Extra", [])
 
 
+def check_same(wheel: Path, sdist: Path) -> None:
+    """End unless the wheel that the sdist builds has the same files, so that commands need to run with one of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        subprocess.run(["uv", "build", "--quiet", "--wheel", "--out-dir", folder, str(sdist)], check=True)
+        (built,) = Path(folder).glob("*.whl")
+        with ZipFile(wheel) as one, ZipFile(built) as other:
+            names = {*one.namelist(), *other.namelist()}
+            both = {*one.namelist()} & {*other.namelist()}
+            if differ := sorted(name for name in names if name not in both or one.read(name) != other.read(name)):
+                sys.exit(f"{sdist.name}: its wheel is another one: {', '.join(differ[:4])}")
+    print(f"{sdist.name}: its wheel has the {len(both)} files of {wheel.name}", flush=True)
+
+
 def try_file(file: Path, names: list[str]) -> None:
-    """Check one wheel or sdist: alone, with each extra, and with all of them."""
+    """Check one wheel or sdist: alone, and with each extra; the README's commands with those of the wheel."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as home:
         folder = Path(home, "work")
@@ -99,7 +113,7 @@ def try_file(file: Path, names: list[str]) -> None:
             if name != "all" and state[name] != "ok":
                 sys.exit(f"{file.name}[{name}]: counterpoint doctor finds {name} {state[name]}")
             print(f"{file.name}[{name}]: installed, complete", flush=True)
-            if name == "all":
+            if name == "all" and file.suffix == ".whl":
                 try_commands(path, folder)
             shutil.rmtree(Path(home, name))
 
@@ -118,6 +132,8 @@ def try_commands(path: Path, folder: Path) -> None:
     )
     (folder / "train.py").write_text(script, encoding="utf-8")
     for words in commands((ROOT / "README.md").read_text(encoding="utf-8")):
+        if len(words) == 2 and words[1] in NAMED:
+            continue
         how = LINES[known(words)]
         if isinstance(how, str):
             continue
@@ -136,6 +152,7 @@ def main() -> None:
     arguments = parser.parse_args()
     (wheel,), (sdist,) = arguments.dist.resolve().glob("*.whl"), arguments.dist.resolve().glob("*.tar.gz")
     subprocess.run(["uv", "tool", "run", "twine", "check", "--strict", str(wheel), str(sdist)], check=True)
+    check_same(wheel, sdist)
     for file in (wheel, sdist):
         try_file(file, extras(wheel) if arguments.extras is None else arguments.extras)
 

@@ -43,6 +43,7 @@ def given(total: int) -> dict[str, Tensor]:
         "ids": torch.arange(total) // 2 * (torch.arange(total) < total - 2),
         "negative_ids": torch.arange(3 * total).view(total, 3) % (total + 5),
         "labels": torch.arange(total) % 3,
+        "index": torch.arange(total) * 7,
         "guide": normal(VIEWS),
         "negative_guide": normal(3),
         "log_q": torch.rand(total, generator=draw, dtype=torch.float64) - 3,
@@ -101,6 +102,26 @@ def embeddings(seed: int = 0) -> tuple[Tensor, Tensor]:
     """Two views and class numbers of seven samples."""
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(2, 7, WIDTH, generator=draw, dtype=torch.float64), torch.arange(7) % 3
+
+
+def sogclr_steps(rank: int, sizes: list[int]) -> dict[str, Tensor]:
+    """Ten steps of gradient descent over twelve samples, whose process changes: encoders, states and the last loss."""
+    draw = torch.Generator().manual_seed(0)
+    data, start = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((2, 12, 9), (9, WIDTH)))
+    found = {}
+    for spec in ("sogclr:t=0.1,size=12", "isogclr:t=0.1,size=12", "isogclr:t=0.1,size=12,average=sample"):
+        loss_fn, weight = cp.objective(spec).double(), start.clone().requires_grad_()
+        orders = torch.Generator().manual_seed(1)
+        for _ in range(10):
+            index = torch.randperm(12, generator=orders)[: sum(sizes)][part(sizes, rank)]
+            loss = loss_fn(*(data[:, index] @ weight), index=index, pairing="symmetric", gather=len(sizes) > 1)
+            (slope,) = torch.autograd.grad(loss, weight)
+            if len(sizes) > 1:
+                dist.all_reduce(slope)
+            weight.data -= 0.5 * slope / len(sizes)
+        found |= {f"{spec}: encoder": weight.detach(), f"{spec}: loss": loss.detach()}
+        found |= {f"{spec}: {name}": value for name, value in loss_fn.state_dict().items()}
+    return found
 
 
 def penalty(views: Tensor, **how: Any) -> Tensor:

@@ -148,6 +148,16 @@ def _joint(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor, z3: Tensor | Non
     return cp.InfoNCE(t)(z1, z2, directions=p["directions"].split(), negatives=z3, **mode, **how)
 
 
+def _sogclr(p: dict[str, Any], t: float, z1: Tensor, z2: Tensor) -> Tensor:
+    """The second step, after one of the views in the other order."""
+    kind = cp.ISogCLR if "eta" in p else cp.SogCLR
+    loss_fn, index = kind(t, size=len(z1) + 2, **p).to(z1.dtype), torch.arange(len(z1)) + 1
+    if isinstance(loss_fn, cp.ISogCLR):
+        loss_fn.temperatures.fill_(t)  # which were a float32
+    loss_fn(z1.detach(), z2.detach(), index=index, pairing="views")
+    return loss_fn(z2, z1, index=index, pairing="views")
+
+
 def _alpha(p: dict[str, Any], t: float) -> cp.AlphaCL:
     return cp.AlphaCL(t, p["p"], p.get("normalise", True))
 
@@ -169,6 +179,8 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "arctanh": _scores(lambda p, t: cp.Arctanh()),
     "psl": _scores(lambda p, t: cp.PSL(t, p["surrogate"])),
     "drrl": _scores(lambda p, t: cp.DrRL(p["m"], p["omega"], p["weight"], p["epsilon"])),
+    "sogclr": _sogclr,
+    "matryoshka": _views(lambda p, t: cp.Matryoshka(cp.InfoNCE(t), **p)),
     "gor": lambda p, t, phi: cp.SpreadOut(p["mean"])(phi),
     "supcon_views": _supcon_views,
     "joint": _joint,

@@ -82,6 +82,60 @@ def gor(phi: Matrix, mean: bool, t: Any) -> Any:
     return max(second, 0) + (sum(s) / len(s)) ** 2 * mean
 
 
+def unit(z: Matrix) -> Matrix:
+    return [[x / sqrt(sum(y * y for y in row)) for x in row] for row in z]
+
+
+def dot(a: list[Any], b: list[Any]) -> Any:
+    return sum(x * y for x, y in zip(a, b, strict=True))
+
+
+def sogclr(z1: Matrix, z2: Matrix, t: Any, gamma: Any, rho: Any, average: str, eta: Any = 0, beta: Any = 0) -> Any:
+    """Yuan et al. 2022, Algorithm 1, and Qiu et al. 2023 (with ``eta``): a second step, of views in reversed order.
+
+    Without ``average="sample"`` the exponentials are relative to the positive, and each view has an average.
+    """
+    size, shared = len(z1), average == "sample"
+
+    def masses(views: tuple[Matrix, Matrix], ts: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """Of each anchor: ``g``, the mean of ``s / t`` weighted by its exponentials, and the positive."""
+        z = unit([*views[0], *views[1]])
+        g, mean, pos = [], [], []
+        for i, row in enumerate(z):
+            p = dot(row, z[(i + size) % (2 * size)])
+            h = [(dot(row, z[j]) - (0 if shared else p)) / ts[i] for j in range(2 * size) if j % size != i % size]
+            g.append(sum(exp(x) for x in h) / len(h))
+            mean.append(sum(exp(x) * x for x in h) / len(h))
+            pos.append(p)
+        return g, mean, pos
+
+    def of_state(x: list[Any]) -> list[Any]:
+        """Samples have one number for both views."""
+        return [(x[i % size] + x[i % size + size]) / 2 for i in range(2 * size)] if shared else x
+
+    first, second = CONSTANT[0][:2] if CONSTANT else (z1, z2), (z2, z1)
+    ts = [t] * (2 * size)
+    g, mean, _ = masses(first, ts)
+    slopes = of_state([beta * (log(u) + rho - m / u) for u, m in zip(g, mean, strict=True)])
+    ts = [min(max(t - eta * v, mpf("0.05")), mpf("0.7")) for v in slopes] if eta else ts
+    fixed, _, _ = masses((first[1], first[0]), ts)  # constants for the gradient, whose steps change z1 and z2
+    u = [(1 - gamma) * old + gamma * new for old, new in zip(of_state(g), fixed, strict=True)]
+    g, _, pos = masses(second, ts)
+    total = mpf(0)
+    for i, own in enumerate(ts):
+        total += own * (log(u[i]) + (g[i] - fixed[i]) / u[i] + rho) - (pos[i] if shared else 0)
+    return total / (2 * size)
+
+
+def matryoshka(z1: Matrix, z2: Matrix, t: Any, dims: list[int], weights: list[Any]) -> Any:
+    """Kusupati et al. 2022: the weighted sum of NT-Xent of the first numbers."""
+    total, labels = mpf(0), [*range(len(z1))]
+    for dim, weight in zip(dims, weights, strict=True):
+        cut = [[row[:dim] for row in z] for z in (z1, z2)]
+        total += weight * of_views(*cut, labels=labels, t=t, average="outside", denominator="positives")
+    return total
+
+
 def joint(q: Matrix, d: Matrix, directions: str, mode: str, strength: Any, t: Any, h: Matrix | None = None) -> Any:
     """Li et al. 2023 (GTE), Eq. (2): all pairs of a direction, one sum below the positive; its own negatives last.
 
@@ -89,15 +143,9 @@ def joint(q: Matrix, d: Matrix, directions: str, mode: str, strength: Any, t: An
     exponents of some negatives of ``query_to_doc``, as a constant.
     """
 
-    def unit(z: Matrix) -> Matrix:
-        return [[x / sqrt(sum(y * y for y in row)) for x in row] for row in z]
-
     # constants for the gradient, whose steps change q, d and h
     fixed, moving = (CONSTANT[0], (q, d, h)) if CONSTANT else ((q, d, h), (q, d, h))
     (cq, cd, ch), (zq, zd, zh) = (tuple(None if z is None else unit(z) for z in three) for three in (fixed, moving))
-
-    def dot(a: list[Any], b: list[Any]) -> Any:
-        return sum(x * y for x, y in zip(a, b, strict=True))
 
     total = mpf(0)
     for i in range(len(q)):
@@ -183,14 +231,22 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
         directions = (gte, "query_to_doc", "query_to_doc query_to_query", gte)[number % 4 if mode else 0]
         how = {"directions": directions, "mode": mode, "strength": strength, "hard": number % 2 == 0 or bool(mode)}
         plan.append(("joint", key, {"t": (0.1, 0.05, 0.5)[number % 3], **how}))
+    for number, key in enumerate(EMBEDDINGS):
+        how = {"t": (0.5, 0.1, 0.2)[number], "gamma": (0.9, 0.3, 0.5)[number], "rho": 0.3}
+        for average in ("view", "sample"):
+            plan.append(("sogclr", key, {**how, "average": average}))
+            plan.append(("sogclr", key, {**how, "average": average, "eta": 0.05, "beta": 0.8}))
+        if key != "e4x2x1-1103":
+            dims = [4, 2, 3] if key == "e4x4x4-1081" else [2]
+            plan.append(("matryoshka", key, {"t": how["t"], "dims": dims, "weights": [0.5, 2.0, 1.0][: len(dims)]}))
     for number, (fn, key, params) in enumerate(plan, FIRST):
-        names = ("z1", "z2") if fn in ("supcon_views", "joint") else ("pos", "neg")
+        names = ("z1", "z2") if fn in ("supcon_views", "joint", "sogclr", "matryoshka") else ("pos", "neg")
         names = ("phi",) if fn == "gor" else (*names, "z3") if params.get("hard") else names
         source = {"phi": "z1"}
         args = {name: [[mpf(x) for x in row] for row in inputs[key][source.get(name, name)]] for name in names}
         how = {name: mpf(x) if isinstance(x, float) else x for name, x in params.items()}  # as the package gets them
-        if fn == "joint":
-            del how["hard"]
+        how.pop("hard", None)
+        if fn in ("joint", "sogclr"):
             CONSTANT[:] = [tuple(deepcopy(args.get(name)) for name in ("z1", "z2", "z3"))]
         renamed = {"z1": "q", "z2": "d", "z3": "h"} if fn == "joint" else {}
 
@@ -217,6 +273,7 @@ def cases(inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "supcon": of_scores, "supcon_views": of_views, "siglip": siglip, "joint": joint, "gor": gor,
+    "sogclr": sogclr, "matryoshka": matryoshka,
     **{f.__name__: averaged(f) for f in (rince, arctanh, psl, drrl)},
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ by the rules of its pairing, and applies the formula. Nothing here is fast, and 
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,7 @@ class Batch:
     negatives: Tensor | None = None  # (B, n, d)
     negative_weight: float = 0.0
     ids: Tensor | None = None
+    index: Tensor | None = None  # positions in the data set: of no effect in the first batch
     labels: Tensor | None = None
     queue_ids: Tensor | None = None
     negative_ids: Tensor | None = None
@@ -443,6 +445,12 @@ def spread_out(some: list[Row], q: Parameters) -> list[Tensor]:
     return [e + (m1 * (2 * f - m1) if q["mean"] else 0) for e, f in zip(excess, first, strict=True)]
 
 
+def sogclr(row: Row, q: Parameters) -> Tensor:
+    """Of the first batch."""
+    t = float(torch.tensor(q["temperature"])) if q["name"] == "isogclr" else q["temperature"]
+    return t * (row.lse(row.s / t) - row.n.log() + q["rho"]) - row.p
+
+
 def alphacl(row: Row, q: Parameters) -> Tensor:
     exponent = -((1 - row.s.detach()).clamp(min=0) ** q["power"]) / q["temperature"] + row.w
     if q["normalize"]:
@@ -580,6 +588,9 @@ PAIRING = {"arcl": "arcl", "aal": "arcl", "dp": "single", "gor": "single", "sigl
 )
 
 
+EMBEDDED = ("queue", "negatives", "adversarial", "mixed")
+
+
 def pairing_of(q: Parameters, chosen: str | None, batch: Batch) -> str:
     name = q["name"]
     if name in ("dp", "gor"):
@@ -630,6 +641,7 @@ def anchor_losses(q: Parameters, some: list[Row], layout: str) -> list[Tensor]:
             return integrated(name, row, q)
         formulas = {"alphacl": alphacl, "debpos": debpos, "nca": nca, "mixnca": mixnca, "robust": robust}
         formulas |= {"supcon": supcon, "siglip": siglip, "rince": rince, "arctanh": arctanh, "psl": psl, "drrl": drrl}
+        formulas |= {"sogclr": sogclr, "isogclr": sogclr}
         return formulas[name](row, q)
 
     if name == "gor":
@@ -643,6 +655,15 @@ def batch_loss(
     """The loss of a batch; ``q`` is the objective's ``to_dict``, ``noise`` disturbs the matrix of similarities."""
     if q["name"] == "sum":
         return sum(w * batch_loss(term, batch, pairing, noise) for w, term in q["terms"])  # type: ignore[return-value]
+    if q["name"] == "matryoshka":
+        width = batch.views[0].shape[-1]
+        dims = json.loads(q["dims"]) if q["dims"] else {width, max(width // 2, 1), max(width // 4, 1)}
+        weights, total = json.loads(q["weights"]) if q["weights"] else [1] * len(dims), 0.0
+        for m, weight in zip(dims, weights, strict=True):
+            cut = {name: x[..., :m] for name, x in vars(batch).items() if name in EMBEDDED and x is not None}
+            cut["views"] = [view[..., :m] for view in batch.views]
+            total = total + weight * batch_loss(q["objective"], replace(batch, **cut), pairing, noise)
+        return total  # type: ignore[return-value]
     layout = pairing_of(q, pairing, batch)
     some = [row for row in rows(batch, layout, noise) if row is not None]
     losses = [x if row.counts else 0 * x for x, row in zip(anchor_losses(q, some, layout), some, strict=True)]

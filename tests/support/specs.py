@@ -43,6 +43,8 @@ CHOICES = [
     "intcl:t=T,estimator=g1,robust_estimator=g0",
     "intnacl:t=T,base=both,detach_weights=false",
     "dp:low=0.2,high=0.9,reduction=batch_sum",
+    "sogclr:t=T,average=sample,rho=0.2",
+    "isogclr:t=T,average=sample",
     "dro:alpha=0.3",
     "dro:shared=true",
     "dro:divergence=chi2",
@@ -58,7 +60,11 @@ COMPOSITES = [
 
 SPECS = [*REGISTERED, *CHOICES, *COMPOSITES]
 
+# others need embeddings: positions of samples, or widths
+OF_SCORES = [spec for spec in SPECS if "sogclr" not in spec and "matryoshka" not in spec]
+
 LEARNED = [
+    "sogclr:t=learned(0.3,0.01,1),rho=0.5,gamma=schedule(1,0.5,3)",
     "infonce:t=learned(0.3,0.01,1)",
     "infonce:t=schedule(0.3,0.1,9)",
     "hcl:t=learned(0.3,0.01,1),beta=learned(1,0.1,3),detach_weights=true",

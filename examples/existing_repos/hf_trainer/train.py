@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import BertConfig, BertModel, Trainer, TrainingArguments, set_seed
+from transformers import BertConfig, BertModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 import counterpoint as cp
 
@@ -25,6 +25,19 @@ class ContrastiveTrainer(Trainer):
         first, second = (model(**inputs).last_hidden_state[:, 0] for _ in range(2))
         loss = self.objective(first, second, pairing="one_way")
         return (loss, {"embedding": first}) if return_outputs else loss
+
+
+class ReportCallback(TrainerCallback):
+    """Log what an objective sees in every tenth batch, to all that ``report_to`` names."""
+
+    def __init__(self, trainer: Trainer, loss: torch.nn.Module) -> None:
+        self.trainer, self.loss = trainer, loss
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.reports = cp.log_reports(self.loss, self.trainer.log, every=10)
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.reports.close()
 
 
 class Texts(Dataset):
@@ -57,8 +70,11 @@ def main(spec: str = "adnce:t=0.05,mu=0.4") -> None:
             disable_tqdm=True,
         )
         trainer = ContrastiveTrainer(model=model, args=arguments, train_dataset=Texts(), objective=spec)
+        trainer.add_callback(ReportCallback(trainer, trainer.objective))
         trainer.train()
     losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    reports = [line["report/effective_negatives"] for line in trainer.state.log_history if "report/loss" in line]
+    print(f"effective negatives {reports[0]:.1f} -> {reports[-1]:.1f}")
     print(f"{trainer.objective}: loss {float(losses[0]):.3f} -> {float(losses[-1]):.3f}")
 
 

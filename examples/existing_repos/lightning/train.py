@@ -7,6 +7,7 @@ import tempfile
 
 import lightning
 import torch
+from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -33,6 +34,20 @@ class Contrastive(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=1e-3)
 
 
+class ReportCallback(lightning.Callback):
+    """Log what the module's objective sees in every tenth batch, to all loggers of the trainer."""
+
+    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        def log(numbers: dict[str, float]) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(numbers, step=trainer.global_step)
+
+        self.reports = cp.log_reports(module, log, every=10)
+
+    def on_train_end(self, *_: object) -> None:
+        self.reports.close()
+
+
 def images(count: int = 512, patterns: int = 8) -> TensorDataset:
     """Return noisy images of ``patterns`` patterns, and the pattern of each."""
     pattern = torch.arange(count) % patterns
@@ -53,7 +68,11 @@ def main(spec: str = "adnce:t=0.5,mu=0.7 + 0.1*dp") -> None:
     before = neighbours(model, data)
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
-            max_epochs=5, accelerator="cpu", default_root_dir=folder, logger=False, enable_progress_bar=False
+            max_epochs=5,
+            accelerator="cpu",
+            logger=CSVLogger(folder),
+            callbacks=[ReportCallback()],
+            enable_progress_bar=False,
         )
         trainer.fit(model, DataLoader(data, batch_size=64, shuffle=True, drop_last=True))
         trainer.save_checkpoint(f"{folder}/last.ckpt")

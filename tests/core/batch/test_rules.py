@@ -82,8 +82,9 @@ def value_and_gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[
 def compare(spec: str, how: dict, pairing: str | None = None) -> None:
     how = {**how}
     pairing = how.pop("pairing", pairing)
-    loss_fn = at(spec).double()
-    extra = {k: normal(SIZE, *([2] if k == "mixed" else []), 8) for k in sorted(loss_fn.needs)}
+    loss_fn = at(spec).double().eval()  # without a state that moves
+    extra = {k: normal(SIZE, *([2] if k == "mixed" else []), 8) for k in sorted(loss_fn.needs - {"indexed"})}
+    extra |= {"index": torch.arange(SIZE)} if "indexed" in loss_fn.needs else {}
     z = [*embeddings(VIEWS, SIZE, dtype=torch.float64).requires_grad_()]
     leaves = [*z, *(how[k].requires_grad_() for k in ("negatives",) if k in how)]
     options, named = {**how, **extra}, loss_fn.pairing if pairing is None else pairing
@@ -97,7 +98,7 @@ def compare(spec: str, how: dict, pairing: str | None = None) -> None:
 
 def fits(spec: str, how: dict) -> bool:
     """Adversarial and mixed views go with the batch's own pairs, labels with views of all samples."""
-    if at(spec).needs and set(how) & {"negatives", "queue", "labels", "guide", "log_q"}:
+    if at(spec).needs - {"indexed"} and set(how) & {"negatives", "queue", "labels", "guide", "log_q"}:
         return False
     return (
         "labels" not in how

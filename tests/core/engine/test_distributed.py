@@ -8,7 +8,7 @@ import torch
 import wrapped
 from gathered import BANK, UNEVEN, Case, all_steps, embeddings, part, step
 from processes import run
-from specs import REGISTERED, SPECS, at, of_tiles
+from specs import OF_SCORES, REGISTERED, SPECS, at, of_tiles
 from torch import distributed as dist
 
 import counterpoint as cp
@@ -24,7 +24,7 @@ FSDP2 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 SIZES = {"two": [4, 4], "two, uneven": [1, 6], "four": [2, 2, 2, 2], "four, uneven": [3, 1, 4, 2]}
 COUPLED = ["adnce:mu=auto,sigma=auto", "infonce:radius=0.1", "dro:shared=true", "dp:reduction=batch_sum"]
 PAIRINGS = ["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "single"]
-OWN = ("adversarial", "mixed")
+OWN = ("adversarial", "mixed", "index")
 
 CASES: dict[str, Case] = {
     **{f"{spec} as in its paper": (spec.replace("=T", "=0.5"), 2, OWN, {}) for spec in SPECS},
@@ -74,9 +74,11 @@ CASES: dict[str, Case] = {
 }
 RULES: dict[str, Case] = {
     **{
-        f"rules: {spec} {name}": (spec.replace("=T", "=0.5"), 2, names, {"pairing": pairing, "engine": engine, **more})
+        f"rules: {spec} {name}": (
+            spec.replace("=T", "=0.5"), 2, (*names, "index"), {"pairing": pairing, "engine": engine, **more}
+        )
         for spec in (*REGISTERED, *COUPLED)
-        if not at(spec).needs  # adversarial views have no guide
+        if not at(spec).needs & {"adversarial", "mixed"}  # adversarial views have no guide
         for name, names, pairing, engine, more in (
             ("own margin", (), None, "auto", {"false_negatives": cp.margin(0.3), "empty": "zero"}),
             ("own margin in tiles", ("ids", "log_q"), None, "tiles:3",
@@ -202,7 +204,7 @@ def test_what_has_no_rows_cannot_be_gathered(wrong, error):
         cp.gather(wrong)
 
 
-@pytest.mark.parametrize("spec", [s for s in SPECS if "arcl" not in s and "aal" not in s])
+@pytest.mark.parametrize("spec", [s for s in OF_SCORES if "arcl" not in s and "aal" not in s])
 def test_couples_anchors_says_whether_parts_average_to_the_whole(spec):
     """Only then may a host hand over some of the anchors' scores, and average."""
     spec = spec.replace("=T", "=0.5")

@@ -19,7 +19,7 @@ def gradients(spec: str, frozen: tuple[bool, bool], how: dict, engine: str) -> d
     loss_fn = cp.objective(spec).double()
     z = [x.clone().requires_grad_(not f) for x, f in zip(embeddings(2, SIZE, dtype=torch.float64), frozen, strict=True)]
     try:
-        loss = loss_fn(*z, engine=engine, **how)
+        loss = loss_fn(*z, engine=engine, index=torch.arange(SIZE), **how)
     except ValueError as error:
         if str(error).startswith("engine="):
             return None

@@ -197,19 +197,38 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
 
     specs, metric = ["host", "infonce:t=1", "hcl:t=0.05"], Metric.parse("output:dev (.+)")
     grid = (("t", (0.1, 0.2, 0.3, 0.5)),)
-    best = tuned(specs, Settings(tune=5, tune_metric=metric, grid=grid, lower=True), make, run_cells)
+    alone = {"tune_metric": metric, "tune_seeds": 1}
+    best = tuned(specs, Settings(tune=5, grid=grid, lower=True, **alone), make, run_cells)
     assert [cp.objective(best[spec]).temperature for spec in specs[1:]] == [0.2, 0.2]
     assert {(each["purpose"], each["seed"]) for each in asked} == {("tuning", 1000)}
     assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 5]
     asked.clear()
-    tuned(specs, Settings(tune=6, tune_metric=metric), make, run_cells)
+    tuned(specs, Settings(tune=6, **alone), make, run_cells)
     assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 6]
     asked.clear()
     specs = ["host; duplicates", "hcl; duplicates"]
-    best = tuned(specs, Settings(tune=4, tune_metric=metric), make, run_cells, seed=1001)
+    best = tuned(specs, Settings(tune=4, **alone), make, run_cells, seed=1001)
     assert [*best] == ["hcl; duplicates"]
     assert asked[1]["objective"] == "hcl:t=0.2; duplicates"  # the denominator stays the host's
     assert {each["seed"] for each in asked} == {1001}
+
+
+def test_the_mean_of_two_seeds_chooses(tmp_path):
+    def run_cells(cells):
+        runs = [store.Run(tmp_path, each) for each in cells]
+        for run in runs:
+            with run.lock():
+                run.begin()
+                lucky = (run.arguments["objective"], run.arguments["seed"]) == ("infonce:t=0.5", 1000)
+                run.finish({"dev": 9.0 if lucky else cp.objective(run.arguments["objective"]).temperature == 0.2})
+        return runs
+
+    def make(spec, seed, **more):
+        return cell("logits", [], ["t.py"], "c0de", Settings(), spec, seed, **more)
+
+    settings = {"tune": 3, "tune_metric": Metric.parse("output:dev (.+)"), "grid": (("t", (0.2, 0.5)),)}
+    found = [tuned(["infonce:t=1"], Settings(tune_seeds=n, **settings), make, run_cells) for n in (1, 2, 20)]
+    assert [one["infonce:t=1"] for one in found] == ["infonce:t=0.5", "infonce:t=0.5", "infonce:t=0.2"]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import shutil
@@ -22,6 +23,7 @@ from counterpoint.integrations.command.main import main
 from counterpoint.integrations.compare import race, running
 from counterpoint.integrations.compare.cells import length_of
 from counterpoint.integrations.compare.metrics import Metric, Written, curves, read
+from counterpoint.integrations.compare.race_page import Arm
 from counterpoint.integrations.report.statistics import compare
 
 COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "race"]
@@ -37,6 +39,17 @@ def test_proposes_rules_at_multiples_of_the_scripts_own_temperature():
     assert found[:2] == ["{own}; duplicates", "{own}; ids=doc"]
     for family in found:
         cp.treatment(race.at_temperature(family, "infonce:t=0.05", 2))
+
+
+@pytest.mark.parametrize("scores", [[0.5] * 12, [*range(12)], [0.1] * 7 + [0.5] * 5, [math.nan] * 11 + [0.5]])
+def test_a_quarter_goes_on_even_where_scores_are_equal(scores, tmp_path):
+    pytest.importorskip("optuna")
+    arms = [Arm(str(i), "hcl", 1.0, short=-math.inf if math.isnan(score) else score) for i, score in enumerate(scores)]
+    trials = race.prune(arms, race._study(tmp_path))
+    assert [arm.text for arm in arms if not arm.dropped] == sorted(trials, key=int)
+    assert len(trials) == (1 if math.isnan(scores[0]) else 4)
+    lowest = min(arm.short for arm in arms if not arm.dropped)
+    assert all(arm.short <= lowest for arm in arms if arm.dropped)
 
 
 def test_says_what_is_shown_and_no_more():

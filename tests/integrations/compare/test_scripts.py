@@ -224,7 +224,7 @@ def test_found_tuned_and_copied(here):
     runs = store.find_runs(here / "runs")
     assert {run.arguments["host"] for run in runs} == {"logits"}
     assert not [run.path for run in runs if (run.path / "work").exists()]
-    assert sum(run.tuning for run in runs) == 6  # infonce:t=1 and its placebo
+    assert sum(run.tuning for run in runs) == 12  # infonce:t=1 and its placebo, with two seeds each
     host = [run for run in runs if run.name == "host"]
     assert {run.arguments["seed"]: run.result["test"] for run in host} == {
         seed: plain("train.py", "--steps", "40", "--seed", str(seed))["test"] for seed in range(3)

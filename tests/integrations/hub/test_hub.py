@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,16 @@ def test_the_folder_that_is_pushed_loads_as_the_trained_encoder(run, tmp_path, c
     assert "objective: `infonce:t=0.5" in text
     (row,) = [line for line in text.splitlines() if line.startswith("| knn |")]
     assert row.endswith("| 2 |")
+
+
+def test_the_card_names_the_treatment(run, monkeypatch):
+    monkeypatch.setattr(folder, "seeds_of", lambda _: [run])
+    told = copy(run)
+    told.arguments = {**run.arguments, "objective": "infonce:t=0.5; duplicates"}
+    lines = folder.card(told, "me/digits", published.PIPELINE).splitlines()
+    assert "- objective: `infonce:t=0.5; duplicates`" in lines
+    assert "- treatment: the loss is told, or left to find, `duplicates` about each batch" in lines
+    assert "treatment" not in folder.card(run, "me/digits", published.PIPELINE)
 
 
 def test_an_interval_over_seeds_is_students(run):

@@ -141,7 +141,7 @@ def test_grids_of_ones_own():
         grids_of("hcl", "graph", {"mu": (0.1,)})
 
 
-GRAPH = ["tune", "graph", "--epochs", "1", "--folds", "3", "--hidden", "8", "--objective"]
+GRAPH = ["tune", "graph", "--seeds", "1", "--epochs", "1", "--folds", "3", "--hidden", "8", "--objective"]
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +302,19 @@ def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     domain, words = smallest
     out = tmp_path / "tuning"
     words_of_train, more = ["train", domain, *words], {"test": []} if domain == "sentence" else {}
-    words = ["tune", domain, *words, "--objective", "infonce:t=0.3", "--grid", "t=0.1,0.5", "--budget", "3"]
+    words = [
+        "tune",
+        domain,
+        *words,
+        "--objective",
+        "infonce:t=0.3",
+        "--grid",
+        "t=0.1,0.5",
+        "--budget",
+        "3",
+        "--seeds",
+        "1",
+    ]
     finish = store.Run.finish
 
     def stopping(run, *given, **more):

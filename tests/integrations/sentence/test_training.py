@@ -205,6 +205,7 @@ def test_what_a_run_leaves(world, bert):
     assert report.sets["STSB-dev"].spearman == pytest.approx(done.result["STSB-dev"], abs=1e-6)
     steps = [line["step"] for line in done.metrics() if "loss" in line]
     assert steps == sorted(steps)
+    assert [line["step"] for line in done.metrics() if "report/negatives" in line] == [0, 3, 6, 9]
     assert done.record["data"] == store.checksum(world / "sentences.txt")
 
 

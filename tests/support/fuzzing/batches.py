@@ -59,8 +59,10 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
             pairing = "first_two"
         if attacked and q["name"] in ("sum", "arcl", "aal"):
             pairing = "first_two"
-    if pairing == "symmetric":
+    if pairing == "symmetric" or '"view"' in words:  # averages of two views
         count = 2
+    if '"[2,1]"' in words:
+        width = max(width, 2)
     if pairing == "single" and q["name"] not in ("dp", "gor"):
         pairing = None
     normalize = case["normalize"] or any(word in words for word in ('"debpos"', '"gamma"', '"rayleigh"', '"chi2"'))
@@ -109,6 +111,8 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
         options["mixed"] = leaf(draw(2).transpose(0, 1).contiguous())
     if case["prior"] and '"debpos"' not in words:
         options["prior"] = torch.rand(size, generator=g, dtype=torch.float64) * 0.5
+    if "sogclr" in words:
+        options["index"] = torch.arange(size) + 1
     if case["weights"]:
         every = pairing == "views" or (pairing in ("first_two", "symmetric") and count == 2)  # view is an anchor
         shape = (count, size) if case["weights"] == "view" and every else (size,)

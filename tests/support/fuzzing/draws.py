@@ -98,12 +98,27 @@ PLAIN = [
         epsilon=st.sampled_from([0.1, 1e-3]),
     ),
     parameters("gor", mean=st.booleans()),
+    *[
+        parameters(
+            name,
+            temperature=T,
+            gamma=st.sampled_from([0.2, 0.9, 1.0]),
+            rho=st.sampled_from([0.0, 0.3]),
+            size=st.just(8),
+            average=st.sampled_from(["view", "sample"]),
+        )
+        for name in ("sogclr", "isogclr")
+    ],
 ]
 INNER = st.one_of(*PLAIN[:10])
 WRAPPED = parameters(
     "arcl", objective=INNER, denominator=st.sampled_from(["paper", "worst"]), views=st.none()
 ) | parameters("aal", objective=INNER, denominator=st.sampled_from(["paper", "worst"]), views=st.none())
-ANY = st.one_of(*PLAIN, WRAPPED)
+TRUNCATED = [
+    parameters("matryoshka", objective=INNER, dims=st.just(dims), weights=st.just(weights))
+    for dims, weights in (("[1]", None), ("[2,1]", "[0.5,2]"))
+]
+ANY = st.one_of(*PLAIN, WRAPPED, *TRUNCATED)
 
 
 def sums(terms: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -144,7 +159,7 @@ def moving(q: Any, how: str) -> Any:
     """The objective ``q`` with temperatures that move during training and are at its own now."""
     if isinstance(q, list):
         return [moving(part, how) for part in q]
-    if not isinstance(q, dict) or how == "number":
+    if not isinstance(q, dict) or how == "number" or q.get("name") == "isogclr":  # which learns its own
         return q
     t = q.get("temperature")
     texts = {"learned": f"learned({t},{t and t / 2},{t and 2 * t})", "schedule": f"schedule({t},1,9)", "host": "host"}
@@ -155,7 +170,7 @@ def at_temperature(q: Any, change: Callable[[float], Any]) -> Any:
     """The objective ``q`` with other temperatures."""
     if isinstance(q, list):
         return [at_temperature(part, change) for part in q]
-    if not isinstance(q, dict):
+    if not isinstance(q, dict) or q.get("name") == "isogclr":
         return q
     return {k: change(part) if k == "temperature" else at_temperature(part, change) for k, part in q.items()}
 
@@ -181,7 +196,9 @@ def meets_a_pole(case: dict[str, Any]) -> bool:
     ):
         return True  # the slope of a standard deviation of similarities that differ by their rounding alone
     poles = re.search('"gamma"|"rayleigh"|"weight": "chi2"', json.dumps(case["objective"]))
-    return poles is not None and (case["shape"] == "line" or case["width"] == 1)
+    return poles is not None and (
+        case["shape"] == "line" or case["width"] == 1 or '"matryoshka"' in json.dumps(case["objective"])
+    )
 
 
 def at_now(q: Any, how: str, host: float = 1.0) -> Any:

@@ -67,6 +67,7 @@ NEED_MORE = ("robust", "intcl", "intnacl", "mixnca")
 def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[torch.Tensor]]:
     """The batch of a case, the arguments of the call, and its leaves."""
     words, size, width, hard = json.dumps(case["objective"]), case["size"], case["width"], case["hard"]
+    width = max(width, 2) if '"[2,1]"' in words else width
     normalize = case["normalize"] or any(name in words for name in ('"debpos"', '"gamma"', '"rayleigh"', '"chi2"'))
     g = torch.Generator().manual_seed(case["seed"])
 
@@ -93,6 +94,8 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
             options["negative_log_q"] = 2 - 6 * numbers(size, hard)
     if case["prior"] and '"debpos"' not in words:
         options["prior"] = 0.5 * numbers(size)
+    if "sogclr" in words:
+        options["index"] = torch.arange(size) + 1
     if case["weights"]:
         options["positive_factor"] = 3 * numbers(size) - 1
     if case["rules"]:

@@ -18,7 +18,7 @@ RULES = ["", "", "margin=-0.2", "margin=0.1", "threshold=0.6", "margin=0.9,perce
 TREATED = st.fixed_dictionaries(
     {
         "objective": OBJECTIVES.filter(
-            lambda q: not any(name in str(q) for name in ("mixnca", "int", "robust", "arcl"))
+            lambda q: not any(name in str(q) for name in ("mixnca", "int", "robust", "arcl", "sogclr", "matryoshka"))
         ),
         "told": st.sampled_from(TOLD),
         "rules": st.sampled_from(RULES),
