@@ -723,7 +723,7 @@ train(lambda a, b: losses.{call})
             ANY,
         )
         for name, form, call in (
-            ("InfoNCE", OUT, "cal_infonce_loss(a[:6], b[:6], torch.cat([b[:6], b[6:]]), 0.2)"),
+            ("InfoNCE", IN, "cal_infonce_loss(a[:6], b[:6], torch.cat([b[:6], b[6:]]), 0.2)"),
             ("InfoNCE of nodes", IN, "cal_infonce_loss_spec_nodes(a, b, torch.tensor([2, 3, 5, 7]), 0.2)"),
         )
     },
