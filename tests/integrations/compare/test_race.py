@@ -81,6 +81,7 @@ def test_finds_the_length_among_the_scripts_words():
     ("words", "message"),
     [
         (["auto", *FLAGS[:2], "--set-seed", "--", "train.py"], "--metric must be output:REGEX, to stop runs"),
+        (["auto", *FLAGS, "--seeds", "2", "--", "train.py", "--steps", "8"], "--seeds: expected 3 or more"),
         (["auto", *FLAGS, "--", "train.py"], "have no --steps with a number"),
         (["auto", *FLAGS[2:], "--", "train.py", "--steps", "8"], "--metric: which number"),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
