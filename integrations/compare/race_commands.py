@@ -11,6 +11,7 @@ from .cells import length_of
 from .metrics import Metric
 from .settings import HOST, Settings
 
+FEWEST = 3  # fresh seeds
 DESCRIPTION = """\
 Find the best setting for a training script of your own, which is not edited.
 
@@ -56,6 +57,8 @@ def _check(arguments: argparse.Namespace) -> None:
     arguments.settings = replace(settings, objective=[*dict.fromkeys([HOST, *settings.objective])])
     for fault in commands.faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
         raise ValueError(fault)
+    if arguments.seeds < FEWEST:
+        raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")
     if settings.steps_flag is not None:
         length_of(arguments.script, settings.steps_flag)
     elif settings.metric[0].kind != "output":

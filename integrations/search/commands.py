@@ -22,11 +22,11 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import counterpoint as cp
 
@@ -42,20 +42,6 @@ FIRST_SEED = 1000  # far from the seeds of ``train``
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
 SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid")
 OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
-
-
-class Result(NamedTuple):
-    """The result of a search, as ``--json`` prints it."""
-
-    objective: str
-    best: str
-    domain: str
-    dataset: str
-    metric: str
-    seeds: list[int]
-    grids: Grids
-    tried: list[dict[str, Any]]  # spec, mean (None if a run failed), values
-    folder: str
 
 
 def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
@@ -107,9 +93,9 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
         if not grids:
             raise ValueError(f"{spec}: nothing to tune; give values to try with --grid NAME=VALUE,...")
     results = [_tune(spec, grids, arguments, tuned, dataset) for spec, grids in searches.items()]
-    train = _train_command(arguments, tuned, [result.best for result in results])
+    train = _train_command(arguments, tuned, [result["best"] for result in results])
     if arguments.json:
-        print(json.dumps([{**one._asdict(), "train": train} for one in results], indent=1))
+        print(json.dumps([{**one, "train": train} for one in results], indent=1))
         return 0
     print("\n\n".join(map(text, results)))
     print("\nThese scores selected the settings, so they are too good. Report other seeds, on test data if any:")
@@ -117,8 +103,8 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     return 0
 
 
-def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain, dataset: str) -> Result:
-    """Search from one spec on data that is not test data."""
+def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain, dataset: str) -> dict[str, Any]:
+    """Search from one spec on data that is not test data; return the result as ``--json`` prints it."""
     from .. import store
     from ..store.errors import GridError
     from ..store.run import TUNING
@@ -151,17 +137,17 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
     if math.isnan(scores[best := best_of(scores)]):
         raise GridError(f"all runs of {start} have failed", [run for some in runs.values() for run in some])
     first, means = runs[best][0], {spec: None if math.isnan(mean) else mean for spec, mean in scores.items()}
-    return Result(
-        objective=start,
-        best=best,
-        domain=tuned.name,
-        dataset=first.arguments["dataset"],
-        metric=next(iter(first.record["result"])),
-        seeds=seeds,
-        grids=grids,
-        tried=[{"spec": spec, "mean": mean, "values": _values(runs[spec])} for spec, mean in means.items()],
-        folder=str(arguments.out),
-    )
+    return {
+        "objective": start,
+        "best": best,
+        "domain": tuned.name,
+        "dataset": first.arguments["dataset"],
+        "metric": next(iter(first.record["result"])),
+        "seeds": seeds,
+        "grids": grids,
+        "tried": [{"spec": spec, "mean": mean, "values": _values(runs[spec])} for spec, mean in means.items()],
+        "folder": str(arguments.out),
+    }
 
 
 def _values(runs: Sequence[Run]) -> list[float]:
@@ -181,13 +167,13 @@ def _train_command(arguments: argparse.Namespace, tuned: Domain, specs: Sequence
     return shlex.join(["counterpoint", "train", tuned.name, *words])
 
 
-def text(result: Result) -> str:
+def text(result: Mapping[str, Any]) -> str:
     """Format the tried specs, best first."""
-    rows = sorted(result.tried, key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
-    width = max(len(row["spec"]) for row in rows)
-    lines = [f"{result.dataset}, {result.metric} on validation data, seeds {', '.join(map(str, result.seeds))}"]
+    rows = sorted(result["tried"], key=lambda row: -math.inf if row["mean"] is None else row["mean"], reverse=True)
+    width, seeds = max(len(row["spec"]) for row in rows), ", ".join(map(str, result["seeds"]))
+    lines = [f"{result['dataset']}, {result['metric']} on validation data, seeds {seeds}"]
     for spec, mean, values in (row.values() for row in rows):
         spread = f" ± {stdev(values):.4g}" if len(values) > 1 else ""
         score = "failed" if mean is None else f"{mean:.5g}{spread}"
-        lines.append(f"  {spec:{width}}  {score}" + "  (start)" * (spec == result.objective))
-    return "\n".join([*lines, "", f"use {result.best}"])
+        lines.append(f"  {spec:{width}}  {score}" + "  (start)" * (spec == result["objective"]))
+    return "\n".join([*lines, "", f"use {result['best']}"])
