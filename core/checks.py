@@ -1,7 +1,5 @@
 """Check arguments: ``require_`` functions raise. Shapes are always checked; values where reading them is free."""
 
-from __future__ import annotations
-
 import math
 import numbers
 from collections.abc import Callable

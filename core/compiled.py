@@ -4,8 +4,6 @@ So the call of an objective with a large batch breaks the compiler's graph, and 
 module is imported where code is being compiled, since :func:`torch.compiler.disable` imports the compiler.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -7,8 +7,6 @@ Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memor
 https://arxiv.org/abs/2101.06983.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 

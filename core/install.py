@@ -1,7 +1,5 @@
 """Say how to install an extra, from where counterpoint itself was installed; imports no torch."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from importlib import metadata

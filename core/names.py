@@ -1,7 +1,5 @@
 """Names: objectives by theirs, modules and public names on first use, the right one for a wrong one; no torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches

@@ -6,8 +6,6 @@ them.
 The scale and the bias of a host's logits belong to a call, to its thread and to its backward pass.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Iterator

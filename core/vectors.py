@@ -1,7 +1,5 @@
 """Normalize embeddings, and choose their precision; the similarities of a sample's views."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -9,8 +9,6 @@ The objectives never call an encoder; these functions do.
 torch.Size([])
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

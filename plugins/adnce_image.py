@@ -14,8 +14,6 @@ The settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, who
 The host computes the loss of ``--estimator``: run it with ``--estimator easy``. Its default, ``hard``, has no branch.
 """
 
-from __future__ import annotations
-
 import inspect
 from types import ModuleType
 from typing import Any

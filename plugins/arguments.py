@@ -1,7 +1,5 @@
 """The parser of all commands: an error is one line that names the nearest known word."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -5,8 +5,6 @@ which command or which line puts another objective there. Conclusions are compar
 gradient; what is ambiguous is named, with the candidates.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

@@ -1,7 +1,5 @@
 """The calls of a script whose logits get another gradient: losses and sums of exponentials."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable

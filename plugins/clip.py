@@ -12,8 +12,6 @@ and keeps its gradient; the temperature ``t=host`` is one over it. By hand, in p
     loss = loss_fn(image_features, text_features, logit_scale)
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from torch import Tensor, nn

@@ -23,8 +23,6 @@ Regularizers (``dp``) get the cosines among ``z_a`` with either.
     counterpoint.plugins.curl.patch(agent, "infonce:t=1 + 0.1*dp")
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """The seam in the gradient of embeddings: the arguments of a loss, or the output of an encoder."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

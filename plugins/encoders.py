@@ -5,8 +5,6 @@ modules that lead from data to the embeddings are copied, and the copies embed t
 normalized after the encoder, or cut out of its result; anything else that is computed outside of modules is an error.
 """
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Sequence
 from copy import deepcopy

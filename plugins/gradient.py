@@ -12,8 +12,6 @@ loss of these tensors. Wrong positives, targets that change during training, and
 errors.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from abc import ABC, abstractmethod

@@ -17,8 +17,6 @@ other pairs (debiased positives). The fork's ``--mode reweight_only`` is not an 
 refused.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

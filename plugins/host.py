@@ -4,8 +4,6 @@ A plugin is a module with a :class:`Host`. It says how to recognize a clone, whe
 there, which spec the host's own loss is, and how to put another objective there. It holds no loss math.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

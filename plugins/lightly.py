@@ -19,8 +19,6 @@ InfoNCE, and are refused for the others, which have none.
 **What is not possible.** A negative temperature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType

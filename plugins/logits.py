@@ -15,8 +15,6 @@ similarities is measured, see :mod:`counterpoint.plugins.scales`. With one edite
 **What is not possible.** Whatever needs embeddings. Class weights and label smoothing have no counterpart.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Mapping
 

@@ -18,8 +18,6 @@ model::
 The objective owns the temperature: ``--moco-t`` is for the host's own loss, which it prints.
 """
 
-from __future__ import annotations
-
 import functools
 from types import ModuleType
 from typing import Any

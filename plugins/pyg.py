@@ -20,8 +20,6 @@ returns, and the views no longer match. Pass the pooling the number of graphs, a
 mixed inputs get them as ``adversarial=`` and ``mixed=``, see :mod:`counterpoint.views`.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from types import ModuleType

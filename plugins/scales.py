@@ -4,8 +4,6 @@ Cross entropy is the same for every scale, so that comparing losses does not fin
 autograd instead: how logits move with the product of embeddings that they come from.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from types import FrameType

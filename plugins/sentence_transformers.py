@@ -25,8 +25,6 @@ is a batch for objectives with statistics over the batch (``mu=auto``).
 ``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module

@@ -18,8 +18,6 @@ as in the host, unless an objective's paper compares other pairs (debiased posit
 objective compares the sentences of all of them, and its weight is that of the host's loss.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenized columns of texts, as sentence-transformers gives them to a loss: equal texts, and a guide's embeddings."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any

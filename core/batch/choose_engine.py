@@ -4,8 +4,6 @@
 a time; see :mod:`counterpoint.engine.chunks`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

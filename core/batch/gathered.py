@@ -4,8 +4,6 @@ A process that refuses its input ends the others with an error that names it. On
 the process group, at the latest after the group's timeout.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from zlib import crc32

@@ -20,8 +20,6 @@ Li et al. 2023 (GTE), https://arxiv.org/abs/2308.03281;
 Lan et al. 2025 (LLaVE, hardness), https://arxiv.org/abs/2503.04812.
 """
 
-from __future__ import annotations
-
 from .. import checks
 from ..engine.joined import TiltedNegatives, joined, tilted
 from ..engine.matrix import Negatives

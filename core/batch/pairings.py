@@ -18,8 +18,6 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 =============  ==================================================================================================
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Scores from ready-made similarities: logits and matrices."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import cast

@@ -1,7 +1,5 @@
 """Report what a batch looks like to an objective: which negatives it trains on, and how similar they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial

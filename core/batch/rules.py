@@ -1,7 +1,5 @@
 """Rules by which negatives are false: too similar to the anchor, by the model or by a guide model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Which samples are the same: by ids, texts or rows, or by embeddings that are equal but for rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence, Set
 from functools import reduce
 from hashlib import blake2b

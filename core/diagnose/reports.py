@@ -1,7 +1,5 @@
 """Log the reports of an objective while it trains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count

@@ -1,7 +1,5 @@
 """How spread out embeddings are: pairwise distances, alignment and uniformity."""
 
-from __future__ import annotations
-
 import math
 
 import torch

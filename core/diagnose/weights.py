@@ -8,8 +8,6 @@ with ``nonneg=false``) with easy ones. :func:`weight_curve` keeps the sign; ``ef
 (a clamped estimate, no pair in the margin), there is nothing to learn.
 """
 
-from __future__ import annotations
-
 from copy import deepcopy
 
 import torch

@@ -6,8 +6,6 @@ Gradients of anchors that are below ``1e-16`` of the largest are dropped. Both a
 which are a hundred times slower on CPUs.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

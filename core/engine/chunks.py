@@ -9,8 +9,6 @@ beside the gradients.
 The objective is the one definition of the loss: it sees the chunk as it sees a batch, and autograd differentiates it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -21,8 +21,6 @@ temperature yourself.
 same script runs with one process or many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary

@@ -1,7 +1,5 @@
 """Negatives beside one another: an anchor's keys come from several comparisons, each with embeddings of its own."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

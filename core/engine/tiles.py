@@ -6,8 +6,6 @@ reduced. Where the keys are anchors too, a tile is computed once and reduced alo
 Gradients are exact, and cannot be differentiated again.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy

@@ -1,7 +1,5 @@
 """alpha-CL: the pair-weighting baseline that ADNCE compares with."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..batch.scores import Negatives

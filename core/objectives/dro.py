@@ -5,8 +5,6 @@ nothing is divided by a temperature. The inner problems are solved by reductions
 theorem, the value at the solution has the right gradient.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """InfoNCE and the estimators of the negative mass: g0 (plain), g1 (debiased) and g2 (hard, debiased)."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, get_args
 

@@ -3,8 +3,6 @@
 A dense matrix on the CPU is solved block by block, in buffers that stay in the cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Matryoshka representations: an objective of the first numbers of each embedding, in several widths at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import copy, deepcopy
 from functools import partial

@@ -1,7 +1,5 @@
 """Regularizers of the batch's similarities: distance polarization and spread-out."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch

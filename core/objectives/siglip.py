@@ -1,7 +1,5 @@
 """SigLIP: every pair is a binary classification of its own."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..batch.scores import Negatives

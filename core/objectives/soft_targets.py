@@ -1,7 +1,5 @@
 """Soft targets: how similar each key should be, by a guide."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

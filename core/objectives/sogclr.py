@@ -138,7 +138,7 @@ class ISogCLR(SogCLR, name="isogclr"):
     tune_first = "rho (.1 to .5; 6 and more in large data sets), then eta"
     cost = "another pass over the negatives, and three numbers for each sample and view"
 
-    temperature: Real[float, float] = Real("t", above=0, default=0.1, always=True, fixed=True, doc="First ``t``, > 0.")
+    temperature: Real = Real("t", above=0, default=0.1, always=True, fixed=True, doc="First ``t``, > 0.")
     rho: Real = Real(low=0, default=0.3, doc="Radius of CL-DRO.")
     eta: Real[float, float] = Real(low=0, default=0.01, fixed=True, doc="Step size of ``t``.")
     beta: Real[float, float] = Real(above=0, high=1, default=0.9, fixed=True, doc="Weight of the batch in ``v``.")
@@ -149,7 +149,7 @@ class ISogCLR(SogCLR, name="isogclr"):
         super().__post_init__()
         self.temperatures: Tensor
         self.slopes: Tensor
-        self.register_buffer("temperatures", self._filled(self.temperature))
+        self.register_buffer("temperatures", self._filled(float(self.temperature)))
         self.register_buffer("slopes", self._filled(0.0))
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:

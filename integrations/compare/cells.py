@@ -1,7 +1,5 @@
 """Cells of a comparison: the script, its arguments, the objective and the seed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 It is started as ``python -m counterpoint.integrations.compare.child REQUEST HOST ... -- train.py ...``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``counterpoint compare``; the parser needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``counterpoint race``; the parser needs no torch."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import dataclass, replace
 

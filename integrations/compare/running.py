@@ -1,7 +1,5 @@
 """One run: the script in a process of its own, and the numbers that it leaves."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The settings of a comparison; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -31,8 +31,6 @@ The hash covers every argument but the seed. To train a grid, write a function t
 Log before you save: lines logged after the last checkpoint are dropped on resume and logged again.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from counterpoint import names

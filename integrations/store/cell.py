@@ -1,7 +1,5 @@
 """Cells: the arguments that identify a run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

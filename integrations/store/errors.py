@@ -1,7 +1,5 @@
 """What can go wrong with a grid; importable without torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -3,8 +3,6 @@
 Reading a place imports nothing; opening it imports the library of the cluster, from the extra ``cluster``.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import socket

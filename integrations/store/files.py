@@ -1,7 +1,5 @@
 """Files that are either complete or absent, and plain JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

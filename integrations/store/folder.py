@@ -4,8 +4,6 @@ A store is a folder of this machine, whose runs have a :class:`RunFolder`, or th
 have a :class:`.mirror.Mirror`. Nothing here imports fsspec.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -5,8 +5,6 @@ creates N + 1, which the store lets one process do. The files stay, so that no s
 A lease has expired if it was not written for its length.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

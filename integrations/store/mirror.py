@@ -7,8 +7,6 @@ Files are written in an order in which one that is there needs none that is not:
 ``checkpoint.pt``, and ``run.json`` last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache

@@ -1,7 +1,5 @@
 """Progress on a terminal and in logs."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@ A task is plain data: the pickled reference to the training function, the folder
 process of its own (:mod:`.worker`), so that workers with several threads do not share one random stream.
 """
 
-from __future__ import annotations
-
 import platform
 import threading
 import time

@@ -1,7 +1,5 @@
 """To reproduce a run: random states, checksums and versions."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import random

@@ -4,8 +4,6 @@ A :class:`Transport` reads, writes, lists and exclusively creates whole files by
 Everything about stores that are URLs stands on these methods: leases (:mod:`.lease`) and copies (:mod:`.mirror`).
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import uuid

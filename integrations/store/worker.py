@@ -6,8 +6,6 @@ A worker runs in a session of its own, where Ctrl-C does not reach it; the paren
 worker's input ends, and so does the worker.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """Judge binary logits, where each pair of embeddings is classified by itself: SigLIP's loss."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -5,8 +5,6 @@ labels or the gradient's, and every conclusion is computed with our objective an
 and gradient on the same tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import combinations
 

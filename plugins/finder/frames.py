@@ -1,7 +1,5 @@
 """Where in the user's code a call is made, and what its variables are called."""
 
-from __future__ import annotations
-
 import functools
 import linecache
 import sys

@@ -1,7 +1,5 @@
 """Find a function of the script whose arguments are the embeddings, and how an objective is called with them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 from types import FrameType, ModuleType

@@ -1,7 +1,5 @@
 """Measure the factor of a script's similarities: how logits move with the product of embeddings, by autograd."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Products of two tensors, however they are written: ``a @ b.T``, ``einsum``, ``cosine_similarity``, sums, ..."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FrameType

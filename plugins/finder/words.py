@@ -1,7 +1,5 @@
 """Describe the findings: in words and as commands."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Shims for the image part of ADNCE."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from ..host import Shim

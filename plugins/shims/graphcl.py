@@ -1,7 +1,5 @@
 """Shims for GraphCL on today's torch and PyTorch Geometric."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any, get_args, get_type_hints
 

@@ -1,7 +1,5 @@
 """Shims for MoCo on today's torch and on its authors' package."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Shims for SimCSE and its forks on today's transformers."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect
