@@ -92,9 +92,9 @@ def eval_command(arguments: argparse.Namespace) -> int:
     for _, by_name in flags.each(runs, partial(_embeddings, dataset=arguments.data)):
         embeddings |= by_name  # runs share the baselines
     rows: list[dict[str, Any]] = []
-    tasks = list(product(embeddings, arguments.probe, range(arguments.seeds)))
-    for encoder, probe, seed in store.track(tasks, "evaluated"):
-        (dataset, name, which), result = encoder, evaluate(*embeddings[encoder], probe, arguments.folds, seed)
+    tasks = [(one, *how) for one in embeddings for how in product(arguments.probe, range(arguments.seeds))]
+    for (dataset, name, which), probe, seed in store.track(tasks, "evaluated"):
+        result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
     values = ((f"{row['dataset']}, {row['probe']}", row["name"], row["accuracy"]) for row in rows)
