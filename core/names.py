@@ -60,6 +60,8 @@ def no_script(path: Path) -> str:
     """Return the message for a script that does not exist, or is a folder."""
     if path.is_dir():
         return f"{path} is a folder; expected a script, such as {next(path.glob('*.py'), path / 'train.py')}"
+    if path.name.startswith("python"):
+        return f"script not found: {path}. Leave the interpreter out: the script itself stands behind --."
     return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"
 
 

@@ -54,6 +54,8 @@ class ItemReport:
             yield f"{self.title}: whether training again gives the same, {FEWEST} seeds or more tell."
 
     def _row(self, row: str, verdict: Verdict, again: bool = False) -> str:
+        if verdict.difference == verdict.sd == 0:
+            return f"{row} has the scores of {self.baseline} on every item, which says nothing of the training"
         sizes = with_interval(verdict.difference, verdict.low, verdict.high, digits(self.values.values()))
         text = f"{row} minus {self.baseline} {sizes} {verdict.kind}, p = {verdict.corrected:.2g}"
         text += f" (by permutation {self.permutation[row]:.2g})" if row in self.permutation and not again else ""
