@@ -23,8 +23,8 @@ PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
 POLL = 0.2  # seconds between two looks at what a script has printed
 SHOWN = 10  # lines of the output of a script that failed
 NO_SEED = (
-    "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, named by --seed-flag. Or is "
-    "the training too short to move the number?"
+    "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, named by --seed-flag. Or "
+    "is the training too short to move the number?"
 )
 LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
 SKIPPED = (".git", "__pycache__")
