@@ -20,7 +20,7 @@ from torch import Tensor
 
 from . import registry
 from .finder.findings import judge
-from .finder.functions import Finding
+from .finder.records import Finding, Findings
 from .finder.watch import EnoughError, Watch
 from .finder.words import commands_of, host_temperature, in_words, is_sound, objective_of, spec_of
 from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError, is_first_process
@@ -149,7 +149,8 @@ def run_and_conclude(
         code = 0
         if not seam.quiet and file.read_text():
             objective = None if args.objective == OWN_LOSS else args.objective
-            data = {**json.loads(file.read_text()), "failed": failure is not None}
+            data: Findings = json.loads(file.read_text())
+            data["failed"] = failure is not None
             shims = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
             apply = bool(args.apply) and failure is None
             code = conclude(data, objective, [*shims, "--", *words], home, apply, args.only)
@@ -172,7 +173,7 @@ def _other_framework(script: Path) -> str | None:
 
 
 def conclude(
-    data: dict[str, Any], objective: str | None, script: Sequence[str], folder: Path, apply: bool, only: bool = False
+    data: Findings, objective: str | None, script: Sequence[str], folder: Path, apply: bool, only: bool = False
 ) -> int:
     """Say what was found, add the commands to the data, and return the exit code.
 
@@ -188,7 +189,8 @@ def conclude(
     places = {folder, *(parent for loss in losses for parent in [*Path(loss["file"]).parents][:4])}
     sound = [loss for loss in losses if is_sound(loss)]
     seen = [row["site"].rpartition(":") for row in data["survey"]] if not losses else []
-    data["hosts"] = _known_hosts(places, [*losses, *({"file": file, "line": int(line)} for file, _, line in seen)])
+    lines = [(loss["file"], loss["line"]) for loss in losses] + [(file, int(line)) for file, _, line in seen]
+    data["hosts"] = _known_hosts(places, lines)
     known = [["counterpoint", "inject", name, *objective_of(objective, sound[0])] for name in data["hosts"] if sound]
     ready = commands_of(losses, objective)
     covered = [id(loss) for _, group in ready for loss in group]
@@ -201,7 +203,7 @@ def conclude(
     part = ["--only"] if data["open"] or len(ready) > 1 else []
     data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
     first = sound[0] if known else ready[0][1][0] if ready else None
-    data["own"] = first and spec_of(str(first["form"]), first, host_temperature(first))
+    data["own"] = spec_of(str(first["form"]), first, host_temperature(first)) if first else None
     print("\n".join(in_words(data)), file=sys.stderr)
     if apply and commands:
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -216,13 +218,13 @@ def conclude(
     return 0 if commands else UnreachedError.code
 
 
-def _known_hosts(folders: Iterable[Path], losses: Iterable[Finding]) -> list[str]:
-    """The hosts whose clone, package or function a loss lies in."""
+def _known_hosts(folders: Iterable[Path], lines: Sequence[tuple[str, int]]) -> list[str]:
+    """The hosts whose clone, package or function a line lies in."""
 
     def is_known(host: Host) -> bool:
         if host.sites:
             sites = [Site.parse(text) for text in host.sites]
-            return any(site.covers(loss["file"], loss["line"]) for site in sites for loss in losses)
+            return any(site.covers(file, line) for site in sites for file, line in lines)
         return any(host.recognises(folder) or (host.package and folder.name == host.package) for folder in folders)
 
     return [host.name for host in map(registry.load, registry.names()) if is_known(host)]

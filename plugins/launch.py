@@ -129,9 +129,6 @@ def shims_of(text: str) -> tuple[Shim, ...]:
     return tuple(changes.shims(package))  # type: ignore[union-attr]
 
 
-# ---- definitions and main part of a script ---------------------------------------------------------
-
-
 def _split(source: str, path: str) -> tuple[CodeType, CodeType]:
     """Split a script at its last ``if __name__ == "__main__"``; without one, behind its last definition.
 
@@ -168,9 +165,6 @@ def _is_guard(node: ast.stmt) -> bool:
     names = {side.id for side in sides if isinstance(side, ast.Name)}
     values = {side.value for side in sides if isinstance(side, ast.Constant)}
     return isinstance(node.test.ops[0], ast.Eq) and names == {"__name__"} and values == {"__main__"}
-
-
-# ---- processes that the script starts --------------------------------------------------------------
 
 
 _COUNTS = ("gaps", "calls", "proofs", "worst", "proved_at", "seen", "replaced", "notes")

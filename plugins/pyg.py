@@ -111,8 +111,6 @@ def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tupl
     return tuple(view[row] for view, row in zip(views, rows, strict=True)), common
 
 
-# ---- GRACE and PyGCL -------------------------------------------------------------------------------
-
 PYGCL = "GCL/losses/infonce.py"
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from counterpoint.objective import as_objective
 
-from .finder.functions import Finding, relative, tolerance_of
+from .finder.functions import relative, tolerance_of
 from .finder.measure import scale_of
+from .finder.records import Finding
 from .finder.watch import Watch
 from .host import OWN_LOSS, Seam, SeamError, on_cosines
 from .sites import named
@@ -81,17 +82,17 @@ class Scales:
         """Return the bias of the logits that were passed on at ``where``, once their scale was measured."""
         option, findings = self.seam.options.get("bias"), self.measured.get(where, [])
         finding = findings[-1] if findings else None
-        if finding is None or finding["doubts"] or finding.get("bias") is None:
+        if finding is None or finding["doubts"] or (measured := finding.get("bias")) is None:
             why = "; ".join(finding["doubts"]) if finding else "no product of embeddings leads to the logits"
             raise SeamError(
                 f"the binary logits at {where} are not similarities, scaled and shifted, or --positives is wrong: {why}"
             )
-        measured, first = finding["bias"], findings[0] or finding
+        first = (findings[0] or finding)["bias"] or 0.0
         name = finding["bias_variable"] if option is None else option
         number = measured if name is None else as_number(name, signed=True)
         value: float | Tensor = named(str(name), frame) if number is None else number
         fixed = not isinstance(value, Tensor)
-        if fixed and (finding["bias_learned"] or abs(measured - first["bias"]) > ROUNDED * max(1.0, abs(measured))):
+        if fixed and (finding["bias_learned"] or abs(measured - first) > ROUNDED * max(1.0, abs(measured))):
             raise SeamError(f"the bias at {where} changes: give --bias and the name that it has there, self.logit_bias")
         differs = abs(number_of(value) - measured) > ROUNDED * max(1.0, abs(measured))
         if differs and self.watch and len(findings) <= CALLS:

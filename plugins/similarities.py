@@ -88,9 +88,6 @@ def _product(
     return product
 
 
-# ---- positives of another product ------------------------------------------------------------------
-
-
 class _Seen:
     """A product of the current step: its values, and the gradient that replaces its own."""
 

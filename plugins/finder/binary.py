@@ -7,9 +7,10 @@ from torch import Tensor
 
 from counterpoint.objective import objective
 
-from .functions import Finding, function_of, gradients, nearest, tolerance_of
+from .functions import function_of, gradients, nearest, tolerance_of
 from .measure import measure, measure_bias
 from .recognise import differentiate, fit, layout
+from .records import Finding
 from .watch import Sink, Watch
 
 
@@ -52,7 +53,7 @@ def judge_binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Fi
 
 def _compare(watch: Watch, finding: Finding, logits: Tensor, gradient: Tensor, positives: Tensor) -> None:
     """Compare value and gradient, with respect to the logits, with ours."""
-    scale, bias = float(finding["scale"]), float(finding["bias"])
+    scale, bias = finding["scale"], finding["bias"] or 0.0
     siglip = objective("siglip:t=host,b=host")
     value, expected = differentiate(
         lambda x: siglip.from_logits(x, positives, scale=scale, bias=bias), logits.detach().double()

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .frames import function_name
-from .functions import Finding, fitted, function_of, gradients, nearest, tolerance_of
+from .functions import fitted, function_of, gradients, nearest, tolerance_of
 from .measure import measure
 from .products import Product
 from .recognise import SEVERAL, SINGLE, Form, layout, of_scores, recognise
+from .records import Finding
 from .watch import Sink, Watch
 
 SUMS = ("logsumexp", "log_softmax", "exponentials")
@@ -110,8 +111,8 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             continue
         todo = [unit for unit in todo if unit not in group]
         finding = _judged(watch, group, form, root, begin(group[0].sink, [unit.product for unit in group]))
-        if form is None and finding["ours"]:  # the function's other products are the same loss
-            name = finding["replace"]["function"]
+        if form is None and (replaced := finding["replace"]):  # the function's other products are the same loss
+            name = replaced["function"]
             frames = [f for s in watch.sinks for f, _ in s.frames if function_name(f.f_code) == name]
             todo = [u for u in todo if not any(f in frames for f, _ in u.sink.frames)]
         yield finding
@@ -230,7 +231,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             rivals = [rival.name for rival in form.rivals]
         if form.error > tolerance_of(sink.x):
             finding["doubts"].append(f"anchors do not weigh the same, by {form.error:.1g}, as in log(p + epsilon)")
-    specs = [finding["form"], *rivals] if form else [*SINGLE, *SEVERAL]
+    specs = [finding["form"] or "", *rivals] if form else [*SINGLE, *SEVERAL]
     finding["replace"] = replace = function_of(watch, sink, root, finding, specs)
     if replace is not None:
         if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors

@@ -16,10 +16,11 @@ from counterpoint.batch.ready_made import MASKED
 from ..host import world_size
 from .binary import judge_binary
 from .exponentials import judge_exponentials
-from .functions import Finding, function_of, gradients, relative, tolerance_of
+from .functions import function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
 from .recognise import UNDERFLOW, at_scale, columns, differentiate
+from .records import Finding
 from .told import told
 from .watch import Sink, Watch
 
@@ -41,8 +42,8 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
         _note(watch, rest[0], error)
     _pair_directions(found)
     for finding in found:
-        for name in ("_logits", "_products"):
-            finding.pop(name, None)
+        finding.pop("_logits", None)
+        finding.pop("_products", None)
     return found
 
 
@@ -74,7 +75,10 @@ def _base(sink: Sink, products: Sequence[Product]) -> Finding:
     return {
         "kind": sink.kind,
         "site": first.short,
-        **vars(first),
+        "file": first.file,
+        "line": first.line,
+        "function": first.function,
+        "call": first.call,
         "logits": list(sink.x.shape),
         "products": [
             {"site": p.place.short, "call": p.place.call, "a": list(p.a.shape), "b": list(p.b.shape)}
@@ -130,7 +134,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         return {**finding, "form": f"cross entropy with {extra}"}
     _compare_cross_entropy(finding, sink, x, labels)
     _find_margin(finding, sink)
-    finding["replace"] = function_of(watch, sink, root, finding, [finding["form"]])
+    finding["replace"] = function_of(watch, sink, root, finding, [finding["form"] or ""])
     return finding
 
 
@@ -141,7 +145,7 @@ def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tens
     targets = targets.to(x.dtype if targets.is_floating_point() else torch.long)
     reduction = finding["reduction"]
     _, wanted = differentiate(lambda y: nn.functional.cross_entropy(y, targets, reduction=reduction).sum(), x)
-    loss_fn = at_scale(finding["form"], scale)
+    loss_fn = at_scale(finding["form"] or "", scale)
     try:
         value, got = differentiate(lambda y: loss_fn.from_logits(y, labels, scale=scale), x)
     except ValueError as error:

@@ -13,9 +13,8 @@ from counterpoint.objective import Objective
 from ..call import call_of
 from .frames import embeddings, function_name, is_nested, labels
 from .recognise import at_scale, fit
+from .records import Finding, Replaced
 from .watch import Sink, Watch
-
-Finding = dict[str, Any]
 
 
 def tolerance_of(x: Tensor) -> float:
@@ -36,7 +35,7 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
     return min((relative(value * k, other) for other in values for k in (1.0, anchors)), default=1.0)
 
 
-def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Finding | None:
+def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Replaced | None:
     """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
 
     A call of the function is compared as a whole, with all products that were made in it. Of several, functions that
@@ -50,7 +49,7 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
     return min(found, key=lambda each: (not each["whole"], "anchors" in each["as"]), default=None)
 
 
-def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Finding]:
+def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Replaced]:
     for frame, passed in sink.frames:
         name, tensors = function_name(frame.f_code), embeddings(passed)
         if "<" in name or not tensors:
@@ -60,13 +59,15 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
         edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
-        tried, normalized = list[Finding](), bool(finding["normalized"])
+        tried, normalized = list[Replaced](), bool(finding["normalized"])
         for spec in (*specs, *(fitted(frame) if len(specs) > 2 else ())):
             if tried and spec not in specs:
                 break
             loss_fn = at_scale(spec, finding["scale"])
             fitting = _arguments(loss_fn, tensors, labels(passed), outputs, normalized, tolerance_of(sink.x), divided)
-            tried += [{**fitting, "form": spec}] if fitting else []
+            if fitting:
+                fitting["form"] = spec
+                tried.append(fitting)
         if not tried:
             continue
         least = min(float(each["gradient_difference"]) for each in tried)
@@ -75,12 +76,18 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         given = [x for x in passed.values() for chosen in best["arguments"] if x is passed[chosen]]
         whole &= len(given) == len(best["arguments"])  # no other argument is the same tensor
         numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
-        for number, learned in (("scale", finding["learned"]), ("bias", finding.get("bias_learned"))):
-            near = [n for n, x in numbers.items() if learned and relative(x, finding[number]) < 1e-4]
-            best[number] = near[0] if near else None
-        yield {"file": frame.f_code.co_filename, "function": name, "whole": whole, **best}
+        best["scale"] = _named(numbers, finding["scale"], finding["learned"])
+        best["bias"] = _named(numbers, finding.get("bias"), finding.get("bias_learned", []))
+        best["file"], best["function"], best["whole"] = frame.f_code.co_filename, name, whole
+        yield best
         if whole and "anchors" not in best["as"]:
             return
+
+
+def _named(numbers: dict[str, float], value: float | None, learned: Sequence[str]) -> str | None:
+    """The argument that has a learned value."""
+    near = (name for name, x in numbers.items() if learned and value is not None and relative(x, value) < 1e-4)
+    return next(near, None)
 
 
 def fitted(frame: FrameType) -> Iterator[str]:
@@ -103,7 +110,7 @@ def _arguments(
     normalized: bool,
     tolerance: float,
     divided: bool,
-) -> Finding | None:
+) -> Replaced | None:
     """Return how our objective gets the script's gradient from some of the arguments.
 
     If products are ``divided`` by lengths later, the gradient that reaches the arguments through the products lacks

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from counterpoint.batch.ready_made import MASKED
 
-from .functions import Finding, relative, tolerance_of
+from .functions import relative, tolerance_of
 from .products import Product
+from .records import Finding
 from .watch import Sink, Watch, same_grad
 
 

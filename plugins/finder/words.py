@@ -5,16 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sites import short
-from .functions import Finding
+from .records import Finding, Findings, Replaced
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
 
 
 def is_sound(loss: Finding) -> bool:
     return bool(loss["ours"]) and not loss["doubts"]
-
-
-# ---- commands --------------------------------------------------------------------------------------
 
 
 def commands_of(losses: Sequence[Finding], objective: str | None) -> list[tuple[list[str], list[Finding]]]:
@@ -43,9 +40,11 @@ def commands_of(losses: Sequence[Finding], objective: str | None) -> list[tuple[
 
 
 def _function_words(loss: Finding, objective: str | None) -> list[str]:
-    how = {k: v for k, v in loss["replace"]["as"].items() if k not in (*NAMED, "stacked")}
+    replace = loss["replace"]
+    assert replace is not None
+    how = {k: v for k, v in replace["as"].items() if k not in (*NAMED, "stacked")}
     options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
-    words = ["--replace", _function_text(loss["replace"]), *(["--as", options] if options else [])]
+    words = ["--replace", _function_text(replace), *(["--as", options] if options else [])]
     words += ["--own", spec_of(str(loss["form"]), loss, host_temperature(loss)), *objective_of(objective, loss)]
     return ["function", *words]
 
@@ -62,8 +61,8 @@ def _site_words(group: Sequence[Finding]) -> list[str]:
     first, product = group[-1], group[-1].get("product")
     sites = dict.fromkeys(loss["product"] if product else loss["site"] for loss in group)
     words = [word for site in sites for word in ("--product" if product else "--site", site)]
-    if first.get("columns"):
-        words += ["--positives", first["columns"], *_way(first)]
+    if columns := first.get("columns"):
+        words += ["--positives", columns, *_way(first)]
     if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
         words += ["--own", spec_of(str(first["form"]), first, "" if product or not first["learned"] else "host")]
     return words
@@ -110,17 +109,14 @@ def spec_of(form: str, loss: Finding, t: str = "") -> str:
     return f"{name}:t={t or format(1 / loss['scale'], '.6g')}{',' * bool(rest)}{rest}"
 
 
-def _function_text(replace: Finding) -> str:
+def _function_text(replace: Replaced) -> str:
     named = {**{key: replace["as"].get(key) for key in NAMED}, "scale": replace["scale"], "bias": replace.get("bias")}
     words = [name for name in replace["arguments"] if name != named["queue"]]
     words += [f"{key}={name}" for key, name in named.items() if name]
     return f"{short(replace['file'])}:{replace['function']}({', '.join(words)})"
 
 
-# ---- words -----------------------------------------------------------------------------------------
-
-
-def in_words(data: Finding) -> list[str]:
+def in_words(data: Findings) -> list[str]:
     losses = data["losses"]
     known = [loss for loss in losses if loss["form"]]
     steps = f"{data['backwards']} calls of backward()"
@@ -129,7 +125,8 @@ def in_words(data: Finding) -> list[str]:
         lines.append(f"  known host: {', '.join(data['hosts'])}")
     for loss in losses:
         lines += ["", *(_loss_words(loss) if loss["form"] else _unknown_words(loss))]
-    told = [("told", "{kind}={path}: {length} values, {distinct} distinct".format_map(each)) for each in data["told"]]
+    about = "{kind}={path}: {length} values, {distinct} distinct"
+    told = [("told", about.format_map(each)) for each in data["told"]]
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:
@@ -245,7 +242,7 @@ def _unknown_words(loss: Finding) -> list[str]:
     return _table([("not known", text), ("why", f"its gradient is not that of {known}")])
 
 
-def _nothing_words(data: Finding) -> list[str]:
+def _nothing_words(data: Findings) -> list[str]:
     lines = ["", "  No contrastive loss of a known form was reached."]
     if not data["backwards"] and not data.get("failed"):
         lines.append("  The script ended before it called backward(): give it arguments with which it trains.")

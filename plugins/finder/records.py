@@ -1,0 +1,53 @@
+"""The records of the finder, stage by stage, as plain data for JSON."""
+
+# ruff: noqa: UP013  fields stand in groups; a class has a line for each
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from torch import Tensor
+
+from .products import Product
+
+_SeenProduct = TypedDict("_SeenProduct", {"site": str, "call": str, "a": list[int], "b": list[int]})
+
+_Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings that they are computed from
+    "kind": str, "site": str, "file": str, "line": int, "function": str, "call": str, "logits": list[int],
+    "products": list[_SeenProduct], "processes": int, "told": dict[str, dict[str, Any]], "doubts": list[str],
+    "_logits": Tensor, "_products": Sequence[Product],
+}, total=False)  # fmt: skip
+
+_Measured = TypedDict("_Measured", {  # how logits follow from similarities: by one factor, or as scores that have none
+    "scores": bool, "normalized": bool, "one_sided": bool, "scale": float, "learned": list[str],
+    "scale_variable": str | None, "bias": float | None, "bias_learned": list[str], "bias_variable": str | None,
+}, total=False)  # fmt: skip
+
+# a call of a function of the script that has our objective's gradient; ``scale`` and ``bias`` are arguments' names
+Replaced = TypedDict("Replaced", {
+    "file": str, "function": str, "whole": bool, "arguments": list[str], "as": dict[str, Any], "form": str,
+    "gradient_difference": float, "scale": str | None, "bias": str | None,
+}, total=False)  # fmt: skip
+
+_Compared = TypedDict("_Compared", {  # the objective that has its value and gradient, and how to replace it
+    "form": str | None, "ours": bool, "value_difference": float, "gradient_difference": float, "positives": str,
+    "in_denominator": bool, "reduction": str, "masked": float, "ignored": int, "self_similarity": bool, "way": str,
+    "columns": str | None, "site_has_labels": bool, "product": str, "product_scales": list[float],
+    "other_direction": str, "replace": Replaced | None,
+}, total=False)  # fmt: skip
+
+
+class Finding(_Seen, _Measured, _Compared, total=False):
+    """A loss of the script; the last four are known when all steps have been watched."""
+
+    steps: int
+    calls: int
+    scales: list[float]
+    command: bool
+
+
+# all that a run of ``auto`` says
+Findings = TypedDict("Findings", {
+    "steps": int, "backwards": int, "ended_early": bool, "failed": bool, "losses": list[Finding], "errors": list[str],
+    "survey": list[dict[str, Any]], "hosts": list[str], "told": list[dict[str, Any]], "open": list[str],
+    "commands": list[list[str]], "own": str | None,
+}, total=False)  # fmt: skip
