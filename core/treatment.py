@@ -25,14 +25,14 @@ from .batch.batch import Batch
 from .batch.options import Reduction
 from .batch.pairings import scores_of
 from .batch.ready_made import MASKED, score_columns
-from .batch.rules import Rule, as_rules, limits, rounded_up
+from .batch.rules import Rule, as_rules, guided, limits, rounded_up
 from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, positives_of, spread
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
 from .names import check_known, closest
 from .objective import Objective, Wrapper, as_objective
-from .vectors import unit, widen
+from .vectors import widen
 
 Tally = tuple[Tensor, Tensor, Tensor]
 """Anchors, excluded keys, and anchors that are left without negatives."""
@@ -228,6 +228,7 @@ class Treatment(Wrapper):
         known: Mapping[str, Any],
     ) -> tuple[Tensor, Tensor | None, Tally | None]:
         """Mask the keys that are not negatives; return the labels, several positives per row if classes are told."""
+        self._check_guide()
         for name, value in self.told.items():
             if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
                 raise self._missing(name)
@@ -242,7 +243,7 @@ class Treatment(Wrapper):
             drop = self._same(s, out, columns, positive.any(-1), known, logits.dtype)
             if "labels" in self.told:
                 labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
-            judge = s if known.get("guide") is None else _guided(known["guide"], s, columns).expand_as(s)
+            judge = s if known.get("guide") is None else guided(known["guide"], s, columns).expand_as(s)
             left, tally = self._left(~(out | positive), drop, judge, judge, positive)
         return logits.masked_fill(~(left | out | positive), -torch.inf), labels, tally
 
@@ -250,6 +251,7 @@ class Treatment(Wrapper):
         self, pos: Tensor, neg: Any, mask: Tensor | None, options: dict[str, Any]
     ) -> tuple[Tensor | None, Tally | None, dict[str, Any]]:
         """Return which scores are of negatives, and the options of the objective."""
+        self._check_guide()
         options = dict(options)
         known: dict[str, Any] = {name: options.pop(name, None) for name in self.told}
         if not (self.told or self.rules):
@@ -304,6 +306,10 @@ class Treatment(Wrapper):
         if name == "guide" and self.own_guide:
             return TypeError(f"{self}: pass guide=; this loss does not know its encoder.")
         return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
+
+    def _check_guide(self) -> None:
+        if "guide" in self.told and any(getattr(part, "uses_guide", False) for part in self.objective.modules()):
+            raise TypeError(f"{self}: of logits and scores, a guide serves rules, not the objective; use views.")
 
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")
@@ -434,17 +440,3 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
         except Exception as error:
             raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
     return value
-
-
-def _guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:
-    """Return the guide's similarities of anchors and keys: those of each anchor's positive, if it embeds keys alone."""
-    if isinstance(guide, Tensor) and guide.shape[-2:] == s.shape[-2:]:
-        return widen(guide.detach()).to(s)
-    pair = guide if isinstance(guide, (list, tuple)) else (None, guide)
-    if len(pair) != 2 or not isinstance(pair[1], Tensor) or len(pair[1]) != s.shape[-1]:
-        raise ValueError(
-            f"treatment: guide: expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys."
-        )
-    keys = unit(widen(pair[1].detach()).to(s))
-    anchors = keys[columns] if pair[0] is None else unit(widen(pair[0].detach()).to(s))
-    return anchors @ keys.T

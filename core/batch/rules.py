@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..checks import is_number
 from ..names import check_known
+from ..vectors import unit, widen
 
 Kind = Literal["absolute", "relative", "percentage"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -145,3 +146,17 @@ def _is_flag(value: object, what: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{what}: hard is True or False, got {value!r}.")
     return value
+
+
+def guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:
+    """Return the guide's similarities of anchors and keys: those of each anchor's positive, if it embeds keys alone."""
+    if isinstance(guide, Tensor) and guide.shape[-2:] == s.shape[-2:]:
+        return widen(guide.detach()).to(s)
+    pair = guide if isinstance(guide, (list, tuple)) else (None, guide)
+    if len(pair) != 2 or not isinstance(pair[1], Tensor) or len(pair[1]) != s.shape[-1]:
+        raise ValueError(
+            f"treatment: guide: expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys."
+        )
+    keys = unit(widen(pair[1].detach()).to(s))
+    anchors = keys[columns] if pair[0] is None else unit(widen(pair[0].detach()).to(s))
+    return anchors @ keys.T

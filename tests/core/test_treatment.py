@@ -286,3 +286,15 @@ def test_excludes_scores_by_pairs_of_ids_by_rules_and_by_a_guide():
 def test_refuses_what_scores_do_not_say(text, known, message):
     with pytest.raises((TypeError, ValueError), match=message):
         cp.treatment(f"infonce; {text}").from_scores(LOGITS.diagonal(), LOGITS, **known)
+
+
+def test_at_logits_and_scores_an_objective_that_uses_its_guide_is_refused():
+    z1, z2 = torch.nn.functional.normalize(torch.randn(2, 6, 4), dim=-1)
+    scores, loss_fn = z1 @ z2.T, cp.treatment("soft:t=0.1; guide=g; margin=0.5")
+    for call in (
+        lambda: loss_fn.from_logits(scores, guide=scores),
+        lambda: loss_fn.from_scores(scores.diagonal(), scores, guide=(scores.diagonal(), scores)),
+    ):
+        with pytest.raises(TypeError, match="a guide serves rules, not the objective; use views"):
+            call()
+    assert loss_fn(z1, z2, guide=(z1, z2), pairing="one_way").isfinite()

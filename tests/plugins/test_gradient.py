@@ -380,7 +380,7 @@ def test_anchors_of_different_weights_are_another_loss():
         (losses * torch.linspace(0.5, 1.5, B)).mean().backward()
 
 
-@pytest.mark.parametrize("name", sorted(cp.registry))
+@pytest.mark.parametrize("name", sorted(set(cp.registry) - {"isogclr", "matryoshka"}))  # these need embeddings
 def test_every_objective_gives_the_gradient_of_its_loss_of_logits(name):
     kind = cp.registry[name]
     spec = f"{name}(infonce)" if issubclass(kind, cp.Wrapper) else name

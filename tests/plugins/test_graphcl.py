@@ -27,6 +27,7 @@ from counterpoint.plugins.graphcl import HOST
 from counterpoint.plugins.host import ONE_WAY, Seam, SeamError
 
 TOO_MUCH = {"mixnca": "cannot be mixed", "robust": "needs adversarial", "intcl": "needs adv", "intnacl": "needs adv"}
+TOO_MUCH |= {"sogclr": "needs the positions of samples", "isogclr": "needs the positions of samples"}
 
 
 @pytest.fixture
@@ -61,6 +62,7 @@ def run(around, tmp_path, monkeypatch):
 @pytest.mark.parametrize("spec", [*sorted(set(cp.registry) - set(TOO_MUCH)), "infonce:t=0.2 + 0.1*dp"])
 def test_every_objective_trains(run, spec):
     spec = f"{spec}(adnce):views=2" if spec in ("arcl", "aal") else spec
+    spec = "matryoshka(infonce)" if spec == "matryoshka" else spec
     seam, script = run(spec)
     assert seam.calls == len(script.losses) == 3
     assert all(torch.tensor(script.losses).isfinite())
