@@ -22,8 +22,6 @@ from .settings import POOLING, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_s
 if TYPE_CHECKING:
     from . import mteb_tasks, sts, transfer
 
-# ---- counterpoint train sentence ----------------------------------------------------------------
-
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train sentence``."""
@@ -87,9 +85,6 @@ def train_command(arguments: argparse.Namespace) -> int:
             if run.arguments["objective"] is not None:
                 print(f"{run.title}: {run.address}/model")
     return code
-
-
-# ---- counterpoint eval --------------------------------------------------------------------------
 
 
 def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "") -> Callable[..., Any]:
@@ -239,8 +234,6 @@ def mteb_command(arguments: argparse.Namespace) -> int:
     find(arguments.tasks)  # before the model
     return _evaluate(arguments, "mteb_tasks", mteb_text, arguments.tasks, out=arguments.out)
 
-
-# ---- tables -------------------------------------------------------------------------------------
 
 Cell = str | int | float | None
 

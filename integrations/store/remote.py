@@ -35,9 +35,6 @@ class Submits(Protocol):
     def submit(self, function: Callable[..., Any], /, *args: Any) -> Any: ...
 
 
-# ---- where the grid was started ----------------------------------------------------------------
-
-
 def train_on(
     executor: Submits, setup: bytes, runs: list[Run], progress: bool, **variables: str
 ) -> Generator[tuple[Run, Outcome], None, None]:
@@ -105,9 +102,6 @@ def _reply(run: Run, task: Any) -> Outcome | str:
         run.refresh()
         lines = str(error).strip().splitlines()
         return Outcome() if run.done else f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
-
-
-# ---- on a worker -------------------------------------------------------------------------------
 
 
 def train_here(setup: bytes, variables: dict[str, str], token: str, root: str, arguments: dict[str, Any]) -> Outcome:

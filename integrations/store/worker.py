@@ -89,9 +89,6 @@ def _train(train: Callable[[Run], None], run: Run, progress: bool) -> None:
         raise RuntimeError("the training function returned without run.finish(result)")
 
 
-# ---- in the parent -----------------------------------------------------------------------------
-
-
 def pack(train: Callable[[Run], None], progress: bool) -> bytes:
     """Return the setup with which a :class:`Worker` imports this process's script and trains its runs."""
     preparation = spawn.get_preparation_data("worker")
@@ -140,9 +137,6 @@ class Worker:
         with suppress(BrokenPipeError):  # it has died, which train finds
             self.process.stdin.write(message)
             self.process.stdin.flush()
-
-
-# ---- in the worker -----------------------------------------------------------------------------
 
 
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
