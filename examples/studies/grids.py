@@ -11,6 +11,15 @@ from counterpoint.integrations import flags
 from counterpoint.integrations.store.grid import run_grid
 from counterpoint.integrations.store.run import Run
 
+AGAIN = ", tuned again"
+"""The end of the name of a placebo: the first row once more, whose setting other seeds choose."""
+
+
+def tuning_seeds(row: str, count: int) -> range:
+    """The seeds that choose the setting of a row; they are never reported."""
+    first = 2000 if row.endswith(AGAIN) else 1000
+    return range(first, first + count)
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that :class:`Grids` reads."""

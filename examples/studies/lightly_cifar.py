@@ -7,6 +7,7 @@ Why the comparison is fair:
 
 - every objective chooses among four settings, its temperature included, by the linear accuracy on validation images,
   with a separate seed. The test images are used once, with the chosen setting;
+- "InfoNCE, tuned again" is the placebo, InfoNCE whose setting another seed chooses: it shows the noise of tuning;
 - for every objective, a seed fixes the same initial weights, batches and first two views: differences are paired;
 - batch size, epochs, optimizer and denominator are the same for all. ArCL's four views belong to the method and double
   the work per step; InfoNCE has a row with as many views, and one that trains half the epochs with them;
@@ -37,7 +38,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-from grids import Grids, add_flags
+from grids import AGAIN, Grids, add_flags, tuning_seeds
 from paired import NOTE, compare, said
 
 from counterpoint.integrations.image.data import prepare
@@ -45,8 +46,6 @@ from counterpoint.integrations.image.training import UNTRAINED, cell, check, tra
 from counterpoint.integrations.report.papers import paper_number
 from counterpoint.integrations.report.words import with_interval
 from counterpoint.integrations.store.run import Run
-
-TUNING_SEED = 1000  # the first of the seeds that tuning uses
 
 
 class Size(NamedTuple):
@@ -80,6 +79,7 @@ ROWS: dict[str, list[Setting]] = {
     "InfoNCE, 4 views": [(f"infonce:t={t}", {"views": 4}) for t in (0.1, 0.2, 0.3, 0.5)],
     "InfoNCE, 4 views at equal time": [(f"infonce:t={t}", {"views": 4, "length": 0.5}) for t in (0.1, 0.2, 0.3, 0.5)],
 }
+ROWS["InfoNCE" + AGAIN] = ROWS["InfoNCE"]
 
 PRINTED = {"linear": ("cifar10", "linear")}
 
@@ -118,9 +118,9 @@ def study(
             changes["epochs"] = length["length"] = max(1, round(share * size.settings["epochs"]))
         return [{**cell(size.dataset, objective, seed, **{**common, **changes, **more}), **length} for seed in seeds]
 
-    tuned = range(TUNING_SEED, TUNING_SEED + size.tuning_seeds)
+    seeds = {name: tuning_seeds(name, size.tuning_seeds) for name in rows}
     tried = {
-        name: [cells(spec, tuned, part="tune", probe=["linear"]) for spec in settings]
+        name: [cells(spec, seeds[name], part="tune", probe=["linear"]) for spec in settings]
         for name, settings in rows.items()
     }
     floor = [untrained(size.dataset, seed, **common, probe=list(probe)) for seed in range(size.seeds)]

@@ -23,6 +23,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from grids import AGAIN
 from simcse_sts import Size, Template, main_of, minilm, tuned
 
 from counterpoint.integrations.sentence import training
@@ -38,6 +39,7 @@ SIZES = {
 TEMPERATURES = (0.1, 0.2, 0.5)
 BASES = {"QT": "infonce:t={t}", "DCL": "dcl:t={t},prior=0.01", "HCL": "hcl:t={t},prior=0.01,beta=1"}
 ROWS: dict[str, Template] = {**BASES, **{f"{name} + DP": f"{spec} + 0.1*dp" for name, spec in BASES.items()}}
+ROWS["QT" + AGAIN] = ROWS["QT"]
 SMALL: dict[str, Any] = {
     "static": True,
     "positives": "next-sentence",

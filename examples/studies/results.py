@@ -26,6 +26,7 @@ from typing import Any
 
 import differences
 from graphcl_tu import ALL, GRAPHCL, OFFICIAL
+from grids import AGAIN
 
 from counterpoint.integrations import report
 from counterpoint.integrations.domain import defaults, domain
@@ -221,7 +222,9 @@ def tables(study: Study, records: Sequence[Record], name: str, pictures: Path | 
     if not first:
         return "\n".join(parts)
     if pictures is not None:
-        differences.draw(panels(first), pictures / f"{name}.png")
+        placebo = f"{first[0].baseline}{AGAIN}"
+        shown_placebo = placebo if any(placebo in column.compared for column in first) else ""
+        differences.draw(panels(first), pictures / f"{name}.png", placebo=shown_placebo)
     head = [f"**{study.question}** {answer(first)}\n", f"![Differences with intervals](results/{name}.png)\n"]
     command = f"COUNTERPOINT_DATA=... python examples/studies/{study.command}"
     head += [
@@ -240,7 +243,8 @@ def panels(columns: Sequence[Column]) -> dict[str, dict[str, Verdict]]:
 
 def answer(columns: Sequence[Column]) -> str:
     """Return the verdicts of a study in a sentence or two, with the largest gain."""
-    found = [(row, column, one) for column in columns for row, one in column.compared.items()]
+    placebo = f"{columns[0].baseline}{AGAIN}"
+    found = [(row, column, one) for column in columns for row, one in column.compared.items() if row != placebo]
     higher = [item for item in found if item[2].different and item[2].difference > 0]
     lower = sum(item[2].different for item in found) - len(higher)
     place = f" on {len({c.dataset for c in columns})} data sets" if len({c.dataset for c in columns}) > 1 else ""
@@ -254,7 +258,13 @@ def answer(columns: Sequence[Column]) -> str:
     if unclear:
         typical = sorted(unclear)[len(unclear) // 2]
         text += f" For {len(unclear)} nothing can be told; a difference of about {typical:.2g} would have been found."
-    return text + " No placebo was run."
+    tuned_again = [(column.metric, column.compared[placebo]) for column in columns if placebo in column.compared]
+    if not tuned_again:
+        return text + " No placebo was run."
+    noisy = [metric for metric, one in tuned_again if one.different]
+    if noisy:
+        return f"{text} The placebo differs too, on {' and '.join(noisy)}: verdicts there may be noise of tuning."
+    return f"{text} The placebo, {_plain(str(columns[0].baseline))} tuned again, differs nowhere."
 
 
 def short_table(columns: Sequence[Column]) -> Iterator[str]:

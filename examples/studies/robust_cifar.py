@@ -17,6 +17,7 @@ examples:
 
 from __future__ import annotations
 
+from grids import AGAIN
 from lightly_cifar import SIZES, SMALL, Setting, Size, main_of
 
 TEMPERATURES = (0.2, 0.3, 0.5, 1.0)
@@ -29,6 +30,7 @@ ROWS: dict[str, list[Setting]] = {
         (f"intnacl:t={t},base=mixnca,lam={lam}", {"mixed": 1}) for t in (0.2, 0.5) for lam in (0.5, 0.9)
     ],
 }
+ROWS["HCL (M=1)" + AGAIN] = ROWS["HCL (M=1)"]
 STUDY = {
     **SIZES,
     "small": Size("cifar10", 5, 1, {**SMALL, "subset": 4000, "epochs": 6}),

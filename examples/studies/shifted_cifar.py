@@ -17,10 +17,12 @@ examples:
 from __future__ import annotations
 
 import lightly_cifar
+from grids import AGAIN
 from lightly_cifar import SIZES, Size, main_of
 
 ROWS = {"SimCLR": lightly_cifar.ROWS["InfoNCE"]}
 ROWS |= {name: lightly_cifar.ROWS[name] for name in ("AAL, 4 views", "ArCL, 4 views")}
+ROWS["SimCLR" + AGAIN] = ROWS["SimCLR"]
 PRINTED = {"linear": ("cifar10", "original"), "aug2": ("cifar10", "aug2")}
 STUDY = {**SIZES, "paper": Size("cifar10", 3, 1, {**SIZES["paper"].settings, "batch": 512, "epochs": 500})}
 
