@@ -52,7 +52,7 @@ test-lowest: test-lowest-core $(VENV)/ready
 
 # the core alone, on the lowest versions that pyproject.toml allows, where torch.compile supports less
 test-lowest-core: $(LOWEST)/ready
-	$(LOWEST)/bin/python -m pytest -n $(JOBS) $(CORE_TESTS) -k "not compiled"
+	$(LOWEST)/bin/python -m pytest -n $(JOBS) $(CORE_TESTS) -k "not compiled and not processes"
 
 # the core alone, on today's PyTorch, in a folder of its own for each Python that there is
 test-pythons:
@@ -61,7 +61,7 @@ test-pythons:
 	  echo "Python $$version"; \
 	  uv venv --quiet --allow-existing --python $$version .venv-$$version && \
 	  uv pip install --quiet --python .venv-$$version/bin/python numpy pytest pytest-xdist hypothesis -e . && \
-	  .venv-$$version/bin/python -m pytest -q -n $(JOBS) $(CORE_TESTS) -k "not compiled" || exit 1; \
+	  .venv-$$version/bin/python -m pytest -q -n $(JOBS) $(CORE_TESTS) -k "not compiled and not processes" || exit 1; \
 	done
 
 fuzz: $(VENV)/ready

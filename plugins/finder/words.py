@@ -91,8 +91,8 @@ def objective_of(objective: str | None, loss: Finding) -> list[str]:
 def _objective(loss: Finding, t: str) -> list[str]:
     form, cosines = str(loss["form"]), loss.get("normalized")
     if form.startswith(("infonce", "siglip")):
-        form = form.replace("infonce", "adnce") if cosines else "infonce" if form == "siglip" else form
-        form = "adnce" if form == "siglip" else form
+        form = form.replace("infonce", "hcl") if cosines else "infonce" if form == "siglip" else form
+        form = "hcl" if form == "siglip" else form
     return ["--objective", spec_of(form, loss, t)]
 
 

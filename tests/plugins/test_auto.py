@@ -62,7 +62,7 @@ def test_it_says_what_it_saw(find):
     assert f"cross entropy toy.py:{at} in loss: F.cross_entropy(logits, at)" in found.err
     assert "learned: net.logit_scale" in found.err
     assert "both: the transposed logits are at the same line" in found.err
-    assert f"--site toy.py:{at} --scale scale --objective adnce:t=host -- toy.py" in found.err
+    assert f"--site toy.py:{at} --scale scale --objective hcl:t=host -- toy.py" in found.err
     assert "watched 3 calls of backward()" in found.err
 
 
@@ -208,7 +208,7 @@ def test_the_script_trains_as_before(find, tmp_path, capsys):
         ("anchors_of_one_view", "hcl:t=0.4"),
         ("divided_by_lengths", "hcl:t=0.5"),
         ("siglip", "hcl:t=host"),
-        ("softplus_of_pairs", "adnce:t=0.2"),
+        ("softplus_of_pairs", "hcl:t=0.2"),
     ],
 )
 def test_the_command_it_prints_verifies(find, capsys, monkeypatch, name, objective):
@@ -289,8 +289,8 @@ def supervised(features, y, t=0.1):
     assert words[words.index("--replace") + 1] == f"toy.py:supervised(features{', labels=y' * supervised})"
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views"
     spec = words[words.index("--objective") + 1]
-    assert spec == ("supcon:t=0.1" if supervised else "adnce:t=0.1")
-    assert words[words.index("--own") + 1] == spec.replace("adnce", "infonce")
+    assert spec == ("supcon:t=0.1" if supervised else "hcl:t=0.1")
+    assert words[words.index("--own") + 1] == spec.replace("hcl", "infonce")
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     try:
         assert inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"]) == 0
@@ -302,7 +302,7 @@ def supervised(features, y, t=0.1):
 @pytest.mark.parametrize(
     ("loss", "line"),
     [
-        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "--scale 5 --objective adnce:t=0.2"),
+        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "--scale 5 --objective hcl:t=0.2"),
         ("F.cross_entropy(x / step[0], at)", "its scale changes: `counterpoint inject logits --site toy.py:"),
         (
             "(torch.exp(x / step[0]).sum(1).log() - x.diag() / step[0]).mean()",

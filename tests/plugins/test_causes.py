@@ -202,7 +202,7 @@ def test_the_command_is_for_the_whole_loss(find, monkeypatch, capsys, name):
     assert not scale or found.losses[0]["scale"] == pytest.approx(scale, rel=1e-3)
     assert words in " ".join(command)
     at = command.index("--objective") + 1
-    own = command[command.index("--own") + 1] if "--own" in command else command[at].replace("adnce", "infonce")
+    own = command[command.index("--own") + 1] if "--own" in command else command[at].replace("hcl", "infonce")
     other = f"infonce:denominator=negatives,t={'host' if 't=host' in command[at] else 0.5}"
     for spec, more in ((own, ["--verify", "3"]), (other, [])):
         code, said = inject_and_read([*command[2:at], spec, *command[at + 1 : -2], *more], monkeypatch, capsys)
@@ -213,6 +213,7 @@ def test_the_command_is_for_the_whole_loss(find, monkeypatch, capsys, name):
 def test_scores_are_not_cosines(find, monkeypatch, capsys, scale):
     found = find(HARNESS.replace("{code}", TOKENS))
     assert "adnce" not in found.err
+    assert "hcl" not in found.err
     assert "scores that are not similarities times one number, so not cosines" in found.err
     command = ["logits", "--site", found.losses[0]["site"], "--scale", scale, "--objective", "infonce:t=host"]
     assert inject_and_read(command, monkeypatch, capsys)[0] == 0
