@@ -28,7 +28,7 @@ class ContrastiveTrainer(Trainer):
 
 
 class ReportCallback(TrainerCallback):
-    """Log what an objective sees in every tenth batch, to all that ``report_to`` names."""
+    """Report an objective in every tenth batch, to all that ``report_to`` names."""
 
     def __init__(self, trainer: Trainer, loss: torch.nn.Module) -> None:
         self.trainer, self.loss = trainer, loss

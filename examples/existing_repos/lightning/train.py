@@ -35,7 +35,7 @@ class Contrastive(lightning.LightningModule):
 
 
 class ReportCallback(lightning.Callback):
-    """Log what the module's objective sees in every tenth batch, to all loggers of the trainer."""
+    """Report the module's objective in every tenth batch, to all loggers of the trainer."""
 
     def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         def log(numbers: dict[str, float]) -> None:
