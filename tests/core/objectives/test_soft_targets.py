@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from processes import part, run
 from torch.nn.functional import cross_entropy, normalize
 
 import counterpoint as cp
@@ -83,3 +84,25 @@ def test_a_guide_that_nothing_uses_or_that_has_not_seen_all_keys():
     assert cp.InfoNCE()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep").isfinite()
     with pytest.raises(ValueError, match=r"^guide= with negatives=: needs the guide's embeddings of these"):
         cp.SoftTargets()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep")
+
+
+def gathered(rank, world):
+    """Loss and gradient of the samples of one process, by the pairing."""
+    generator, found = torch.Generator().manual_seed(0), {}
+    z, guide = (torch.randn(2, 6, width, generator=generator, dtype=torch.float64) for width in (5, 4))
+    own = part([6 // world] * world, rank)
+    how = {"guide": [*guide[:, own]], "false_negatives": cp.margin(0.5), "empty": "keep", "gather": world > 1}
+    for pairing in ("views", "symmetric", "one_way"):
+        leaf = z[:, own].clone().requires_grad_()
+        loss = cp.SoftTargets(0.3, tau=0.2)(*leaf, pairing=pairing, **how)
+        loss.backward()
+        found[pairing] = loss.detach(), leaf.grad
+    return found
+
+
+def test_two_processes_are_one(tmp_path):
+    (one,) = run(gathered, tmp_path, 1, 1)
+    two = run(gathered, tmp_path, 2, 2)
+    for pairing, (loss, gradient) in one.items():
+        torch.testing.assert_close(sum(found[pairing][0] for found in two) / 2, loss)
+        torch.testing.assert_close(torch.cat([found[pairing][1] for found in two], 1) / 2, gradient)
