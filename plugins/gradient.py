@@ -113,7 +113,14 @@ class Replaced(ABC):
             return unchanged
         if trains_own and not verifies and seam.report is None:
             return unchanged
-        ours = self.proved(g, tensors, dtype)
+        found = self.trained(self.proved(g, tensors, dtype), tensors, trains_own)
+        return unchanged if trains_own else found
+
+    def trained(
+        self, ours: Callable[..., Any], tensors: Sequence[Tensor], trains_own: bool = False
+    ) -> list[Tensor | None]:
+        """Report on the batch, and return the gradients of ``ours``; none where the host's own loss trains."""
+        seam = self.seam
         loss_fn = own_loss(self.own) if trains_own else seam.objective(self.site, self.own)
         loss_fn = loss_fn.to(tensors[0].device)
         if seam.report is not None:
@@ -123,7 +130,7 @@ class Replaced(ABC):
                 with seam.report.open("a") as file:
                     file.write(json.dumps({"step": seam.start + seam.calls, **line}) + "\n")
         if trains_own:
-            return unchanged
+            return []
         found = ours(loss_fn)
         like = (*tensors, *self.learned)
         return [None if f is None else f.to(x.dtype) for f, x in zip(found, like, strict=True)]
