@@ -107,10 +107,7 @@ class Embeddings(Replaced):
         return self._called(tensors, loss_fn).report(loss_fn)
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
-        return self.weighted(self.arrived if self.own == OWN_LOSS else self._weight(g, tensors, dtype), tensors)
-
-    def weighted(self, weight: float | Tensor, tensors: Sequence[Tensor]) -> Callable[..., Any]:
-        """Return a function of the objective that computes its gradients times ``weight``."""
+        weight = self.arrived if self.own == OWN_LOSS else self._weight(g, tensors, dtype)
         return lambda loss_fn: [weight * each for each in self._gradients(loss_fn, tensors)[1]]
 
     def _weight(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
@@ -189,8 +186,9 @@ class _Loss(torch.autograd.Function):
         if any(x._version != version for x, version in ctx.tensors):
             raise SeamError(f"the tensors at {call.where} {CHANGED}")
         call.seam.count()
+        weight = ctx.ratio * widen(g.detach()).sum()
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-            found = call.trained(call.weighted(ctx.ratio * widen(g.detach()).sum(), tensors), tensors)
+            found = call.trained(lambda fn: [weight * each for each in call._gradients(fn, tensors)[1]], tensors)
         if torch.is_grad_enabled():  # create_graph=True
             found = [Once.apply(f, g) for f in found]
         return (None, None, None, *found)

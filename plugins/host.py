@@ -239,7 +239,6 @@ class Host:
         tensors: what is there: normalized? divided by a temperature? positive in the denominator? gathered?
         spec: the host's own loss at its default settings.
         tested: versions with which the unmodified host ran, and when.
-        evidence: what ran, and what was compared.
         markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
             Empty for hosts that are packages.
         package: for hosts that are installed packages.
@@ -270,7 +269,6 @@ class Host:
     inputs: str = ""
     options: tuple[str, ...] = ()
     hint: str = ""
-    evidence: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], object] | None = None
     after: Callable[[Seam, ModuleType], object] | None = None
