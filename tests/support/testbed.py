@@ -216,11 +216,14 @@ def main() -> None:
     print("; ".join(f"{outcome}: {n}" for outcome, n in counts.most_common()), flush=True)
     if given.write:
         text = PAGE.read_text()
-        table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)
+        table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*(\n\d+ losses: .*\n)?", text)
         assert table, f"no table in {PAGE}"
-        before = {line[2:].partition(" |")[0]: line for line in table[0].splitlines()[2:]}
+        before = {line[2:].partition(" |")[0]: line for line in table[0].splitlines()[2:] if line.startswith("|")}
         lines += [line for name in MEMBERS if (line := rows.get(name, before.get(name)))]
-        PAGE.write_text(text.replace(table[0], "\n".join([*lines, ""])))
+        counts = Counter(line.split(" | ")[2].partition(":")[0] for line in lines[2:])
+        outcomes = ", ".join(f"{outcome} {n}" for outcome, n in counts.most_common())
+        lines += ["", f"{counts.total()} losses: {outcomes}.", ""]
+        PAGE.write_text(text.replace(table[0], "\n".join(lines)))
 
 
 if __name__ == "__main__":
