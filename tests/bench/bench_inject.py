@@ -40,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 
 WATCHED = "watched by auto"
+WARM = 30  # rounds in which every call is compared
 
 
 def similarities(x: Tensor, x_aug: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,11 +151,11 @@ def main() -> None:
     found: list[Any] = []
 
     times: dict[str, list[float]] = {name: [] for name in functions}
-    for i in range(args.rounds + 10):
+    for i in range(args.rounds + WARM):
         names = list(functions)
         for name in names[i % len(names) :] + names[: i % len(names)]:
             seconds = (watched_step if name == WATCHED else step)(*functions[name])
-            if i >= 10:
+            if i >= WARM:
                 times[name].append(seconds)
     print(f"{plain[3]} graphs, {len(plain[0])} nodes, objective {args.objective}, {args.rounds} rounds")
     for name, column in times.items():
@@ -164,7 +165,7 @@ def main() -> None:
     for name, base in pairs:
         ratio = statistics.median(a / b for a, b in zip(times[name], times[base], strict=True))
         print(f"{name} / {base}: {ratio:.3f}")
-    print(f"the loss was found in {len(found)} of {args.rounds + 10} watched steps")
+    print(f"the loss was found in {len(found)} of {args.rounds + WARM} watched steps")
 
 
 if __name__ == "__main__":
