@@ -191,9 +191,6 @@ def fastest_engine(device: torch.device, pairs: int, separate: bool = False, bot
     return "chunks" if separate and not both else "tiles"
 
 
-# ---- the loss in chunks --------------------------------------------------------------------------
-
-
 def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
     """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
     neg = scores.neg

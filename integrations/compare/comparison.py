@@ -208,9 +208,6 @@ def same_numbers(runs: Sequence[Run]) -> bool:
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 
 
-# ---- the host auto -----------------------------------------------------------------------------
-
-
 def find_loss(
     root: str | Path, code: str, script: Sequence[str], seam: Sequence[str]
 ) -> tuple[str, list[str], str, list[str]]:
@@ -252,9 +249,6 @@ def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
     return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 
-# ---- tuning ------------------------------------------------------------------------------------
-
-
 def tuned(
     specs: Sequence[str],
     settings: Settings,
@@ -294,9 +288,6 @@ def with_value(spec: str, name: str, value: float) -> str:
     for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
         text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
     return text
-
-
-# ---- how much each objective computes ----------------------------------------------------------
 
 
 def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
