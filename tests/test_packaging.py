@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import runpy
 import shutil
@@ -124,9 +123,8 @@ def test_one_name_for_installers():
 def test_the_pythons_of_the_metadata_are_those_that_are_tested():
     prefix = "Programming Language :: Python :: "
     versions = [line.removeprefix(prefix) for line in PROJECT["project"]["classifiers"] if line.startswith(prefix)]
-    makefile, workflow = (ROOT / name for name in ("Makefile", ".github/workflows/ci.yml"))
-    assert versions == ["3 :: Only", *re.search("^PYTHONS := (.*)", makefile.read_text(), re.M)[1].split()]
-    assert json.loads(re.search(r"python: (\[.*\])", workflow.read_text())[1]) == versions[1:]
+    makefile = (ROOT / "Makefile").read_text()  # a test compares it with the workflow
+    assert versions == ["3 :: Only", *re.search("^PYTHONS := (.*)", makefile, re.M)[1].split()]
     assert PROJECT["project"]["requires-python"] == f">={versions[1]}"
 
 
