@@ -123,14 +123,15 @@ def pretrain(
     steps = range(updates)
     for step in steps if run is None else run.track(steps):
         batch = frames[torch.randint(len(frames), (settings.batch,)).to(frames.device)]
-        loss = contrast(encoder(random_crop(batch, settings.crop)), contrast.keys(batch, settings.crop))
+        z, keys = encoder(random_crop(batch, settings.crop)), contrast.keys(batch, settings.crop)
+        loss = contrast(z, keys)
+        if run is not None and (step + 1) % max(1, updates // 20) == 0:
+            run.log(step + 1, loss=float(loss.detach()), **contrast.report(z, keys))
         adam.zero_grad()
         loss.backward()
         adam.step()
         if step % settings.every == 0:
             follow(target, encoder, settings.encoder_tau)
-        if run is not None and (step + 1) % max(1, updates // 20) == 0:
-            run.log(step + 1, loss=float(loss.detach()))
     return encoder
 
 

@@ -4,6 +4,7 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import lightning
@@ -135,14 +136,12 @@ def pretrain(
         numbers: dict[str, float] = {}
         for step, rows in enumerate(batches(data, module, epoch)):
             optimizer.zero_grad()
-            value = model(fabric.to_device((data.x[rows], data.y[rows])), epoch, step)
+            with nullcontext() if run is None or step else cp.log_reports(module, numbers.update):
+                value = model(fabric.to_device((data.x[rows], data.y[rows])), epoch, step)
             fabric.backward(value)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-            if step == 0:
-                report = cp.InfoNCE().report(*module.method.projections)
-                numbers = {name: report[name] for name in ("positive_mean", "negative_mean", "negative_variance")}
             total = total + value.detach()  # without synchronizing
         loss = float(total) / steps
         if run is None:
