@@ -24,7 +24,7 @@ from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
-from ..report.statistics import FEWEST, available, compare
+from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
@@ -90,6 +90,8 @@ class Comparison:
         if given.seeds <= FEWEST:
             self.notes.append(FEW)
             print_line(FEW)
+        if not available():
+            print_line(f"Means only: {MISSING}.")
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
