@@ -120,8 +120,7 @@ def pretrain(
     target = copy.deepcopy(encoder).requires_grad_(False)
     contrast = Contrast(objective, encoder, target, settings.features, scores).to(frames.device)
     adam = contrast.optimizer(settings.lr)
-    steps = range(updates)
-    for step in steps if run is None else run.track(steps):
+    for step in range(updates) if run is None else run.track(range(updates)):
         batch = frames[torch.randint(len(frames), (settings.batch,)).to(frames.device)]
         z, keys = encoder(random_crop(batch, settings.crop)), contrast.keys(batch, settings.crop)
         loss = contrast(z, keys)
