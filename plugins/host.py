@@ -97,6 +97,7 @@ class Seam:
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
         notes: what else the user should know at the end, by place.
+        behind: the function or class behind whose definition the script's own code is changed; else behind the last.
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
@@ -120,6 +121,7 @@ class Seam:
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    behind: str = ""
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)

@@ -218,6 +218,8 @@ def summary(host: Host, seam: Seam) -> str:
             f"; the gradient at the {seam.proved_at} was that of the host's own loss in {seam.proofs} of them, within "
             f"{seam.worst:.2g}, relative"
         )
+    if seam.verify and not seam.uses_own_loss:
+        text += f"; {seam.spec} trained in {seam.calls - seam.verify} of them"
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(
             f"\n  {place} with {shape}, {times} times"

@@ -24,7 +24,7 @@ from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
-from ..report.statistics import FEWEST, available, compare
+from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
@@ -90,6 +90,8 @@ class Comparison:
         if given.seeds <= FEWEST:
             self.notes.append(FEW)
             print_line(FEW)
+        if not available():
+            print_line(f"Means only: {MISSING}.")
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
@@ -208,9 +210,6 @@ def same_numbers(runs: Sequence[Run]) -> bool:
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 
 
-# ---- the host auto -----------------------------------------------------------------------------
-
-
 def find_loss(
     root: str | Path, code: str, script: Sequence[str], seam: Sequence[str]
 ) -> tuple[str, list[str], str, list[str]]:
@@ -252,9 +251,6 @@ def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
     return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 
-# ---- tuning ------------------------------------------------------------------------------------
-
-
 def tuned(
     specs: Sequence[str],
     settings: Settings,
@@ -294,9 +290,6 @@ def with_value(spec: str, name: str, value: float) -> str:
     for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
         text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
     return text
-
-
-# ---- how much each objective computes ----------------------------------------------------------
 
 
 def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:

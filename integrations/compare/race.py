@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import counterpoint as cp
 from counterpoint.checks import is_number
-from counterpoint.install import install
 
 from .. import report, store
 from ..report.statistics import Verdict
@@ -280,11 +279,9 @@ def _study(folder: Path) -> optuna.Study:
 
     ``optuna-dashboard`` shows the file in the folder.
     """
-    try:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        raise ImportError(f"counterpoint race needs optuna: {install('race')}", name="optuna") from error
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=SHARE)
     file = folder / "optuna.log"

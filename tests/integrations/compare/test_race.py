@@ -142,6 +142,17 @@ def test_bad_input_is_said(words, message, tmp_path, monkeypatch, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_a_missing_package_is_said_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert main(["race", "auto", *FLAGS, "--", "train.py", "--steps", "8"]) != 0
+    said = capsys.readouterr().err
+    assert "needs optuna and scipy: pip install" in said
+    assert not Path("runs").exists()
+
+
 def test_stops_a_script_that_has_printed_enough(tmp_path):
     log, metric = tmp_path / "log.txt", Metric.parse("output:loss (.+)")
     code = "import time\nfor i in range(9): print('loss', i, flush=True); time.sleep(0.1 if i < 3 else 60)"
