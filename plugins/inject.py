@@ -146,7 +146,7 @@ def command(args: argparse.Namespace) -> int:
         return error.code
     finally:
         if counts is not None and not seam.quiet:
-            about = {"host": host.name, "objective": seam.spec, "calls": seam.calls, "error": failure}
+            about = {"host": host.name, "objective": seam.spec, "own": seam.own, "calls": seam.calls, "error": failure}
             counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
         if not seam.quiet:
             print(summary(host, seam), file=sys.stderr)

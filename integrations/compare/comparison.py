@@ -105,7 +105,7 @@ class Comparison:
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
         if not (done := [run for run in done if run not in errors]):
             return 1
-        self.notes += [*own_settings(self.specs), *_time_notes(done, baseline)]
+        self.notes += [*own_settings(done), *_time_notes(done, baseline)]
         if same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
             stopped = f"stopped after {EQUAL} seeds: " * bool(late)
@@ -171,12 +171,26 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
         print_line(f"secrets in the script's arguments are passed to it, and recorded as {REDACTED}")
 
 
-def own_settings(specs: Iterable[str]) -> Iterator[str]:
-    """Yield the differences of rows to the script's own loss beside their objective."""
-    pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=")
-    typed = {spec: dict.fromkeys(pattern.findall(spec.partition(";")[0])) for spec in specs}
-    if shown := [f"{quoted(spec)} ({', '.join(names)})" for spec, names in typed.items() if names]:
+def own_settings(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield the differences of rows to the script's own loss, as their runs saw it, beside their objective."""
+    pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=\s*([^,)\s]+)")
+    shown = []
+    for run in {run.name: run for run in runs}.values():
+        own = cp.objective(run.details["own"]).to_dict() if run.details.get("own") else {}
+        same = {HOST, *(_rounded(own.get(name)) for name in ("temperature", "denominator"))}
+        typed = pattern.findall(run.arguments["objective"].partition(";")[0])
+        if names := [name for name, value in typed if _rounded(value) not in same]:
+            shown.append(f"{quoted(run.name)} ({', '.join(dict.fromkeys(names))})")
+    if shown:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
+
+
+def _rounded(value: object) -> str:
+    """Return the text of a setting, of a number as exactly as the host's can be measured."""
+    try:
+        return f"{float(str(value)):.3g}"
+    except ValueError:
+        return str(value)
 
 
 def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:

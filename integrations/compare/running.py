@@ -110,10 +110,9 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
+    ended |= {key: seam.get(key, without) for key, without in (("calls", 0), ("step_seconds", None), ("own", ""))}
     with atomic(path / ENDED) as file:
-        file.write(
-            json.dumps({**ended, "calls": seam.get("calls", 0), "step_seconds": seam.get("step_seconds", [])}).encode()
-        )
+        file.write(json.dumps(ended).encode())
 
 
 def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path) -> None:

@@ -250,7 +250,8 @@ def test_rows_are_named_as_they_are_typed(here, done):
     assert found.settings.objective == rows
     runs = done(*((row, 0, 9, 1, 0.5) for row in rows))
     assert [run.name for run in runs] == [run.arguments["objective"] for run in runs] == rows
-    said = list(comparison.own_settings([*rows, "hcl:beta=1,t=0.1", "dcl:denominator=negatives; ids=x.t"]))
+    more = ["hcl:beta=1,t=0.1", "dcl:denominator=negatives; ids=x.t"]
+    said = list(comparison.own_settings(runs + done(*((row, 0, 9, 1, 0.5) for row in more))))
     assert said == [
         'settings of their own, where other rows have the host\'s: "hcl:beta=1,t=0.1" (t); '
         '"dcl:denominator=negatives; ids=x.t" (denominator)'
