@@ -69,7 +69,8 @@ class Comparison:
         host = arguments.host
         own, self.told = registry.load(host).spec, list[str]()
         if host == "auto":
-            host, seam, own, self.told = find_loss(arguments.out, code, script, seam)
+            seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
+            host, seam, own, self.told = find_loss(arguments.out, code, [*script, *seed], seam)
         self.own: str = own
         _check(host, seam, script, file, self.specs)
         _tell_secrets(script, arguments.on)
@@ -173,24 +174,17 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
 
 def own_settings(runs: Iterable[Run]) -> Iterator[str]:
     """Yield the differences of rows to the script's own loss, as their runs saw it, beside their objective."""
-    pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=\s*([^,)\s]+)")
     shown = []
-    for run in {run.name: run for run in runs}.values():
-        own = cp.objective(run.details["own"]).to_dict() if run.details.get("own") else {}
-        same = {HOST, *(_rounded(own.get(name)) for name in ("temperature", "denominator"))}
-        typed = pattern.findall(run.arguments["objective"].partition(";")[0])
-        if names := [name for name, value in typed if _rounded(value) not in same]:
-            shown.append(f"{quoted(run.name)} ({', '.join(dict.fromkeys(names))})")
+    for name, run in {run.name: run for run in runs}.items():
+        own = cp.objective(run.details.get("own") or "infonce:t=host")
+        row = cp.objective(run.arguments["objective"], like=str(own))
+        parts = [part.to_dict() for part in row.modules() if isinstance(part, cp.Objective)]
+        parts = [part for part in parts if "temperature" in part]  # ArCL's denominator is another thing
+        values = {key: {str(part[key]) for part in parts if key in part} for key in ("temperature", "denominator")}
+        if differ := [key for key, some in values.items() if some - {HOST, str(own.to_dict().get(key))}]:
+            shown.append(f"{quoted(name)} ({', '.join(differ)})")
     if shown:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
-
-
-def _rounded(value: object) -> str:
-    """Return the text of a setting, of a number as exactly as the host's can be measured."""
-    try:
-        return f"{float(str(value)):.3g}"
-    except ValueError:
-        return str(value)
 
 
 def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:

@@ -85,7 +85,7 @@ def test_the_scripts_own_loss_and_another(here, capsys):
     line = f"{TOLD} --objective host infonce:t=0.2 {same} --seed 3 --seeds 1 --seed-flag --seed {READ} --json -- train.py"
     assert main(["compare", *shlex.split(line)]) == 0
     found = rows(said := capsys.readouterr().out)
-    assert "settings of their own, where other rows have the host's: infonce:t=0.2 (t)" in json.loads(said)["notes"]
+    assert "settings of their own, where other rows have the host's: infonce:t=0.2 (temperature)" in json.loads(said)["notes"]
     assert found["host"]["values"] == {"3": expected}
     assert found["infonce:t=0.2"]["mean"] > expected + 3
     for run in store.find_runs("runs"):
