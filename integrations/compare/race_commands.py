@@ -30,6 +30,7 @@ class RaceSettings(Settings):
     tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009
     grid: None = setting(None, flag=False)
     baseline: str | None = setting(None, flag=False)
+    report: bool = setting(False, flag=False)
     budget: int = setting(18, "trainings of the script's length that the search may cost, about", low=2)
     steps_flag: str | None = setting(
         None,

@@ -26,7 +26,7 @@ NO_SEED = (
     "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, named by --seed-flag. Or "
     "is the training too short to move the number?"
 )
-LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
+LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
 SKIPPED = (".git", "__pycache__")
 
 
@@ -53,8 +53,12 @@ def finish(run: Run, metrics: Sequence[Metric]) -> None:
     shared = ended["jobs"] > 1 and not run.arguments["copy"]
     written = Written(path / OUT, folder, path / LOG, *times, shared, run.arguments.get("lines"))
     result = read(metrics, written)
-    for step, numbers in curves(metrics, written).items():
-        run.log(step, **numbers)
+    lines = curves(metrics, written)
+    for line in (path / REPORT).read_text(encoding="utf-8").splitlines() if (path / REPORT).exists() else ():
+        numbers = json.loads(line)
+        lines.setdefault(numbers.pop("step"), {}).update({f"report/{name}": x for name, x in numbers.items()})
+    for step in sorted(lines):
+        run.log(step, **lines[step])
     run.finish(result, metrics=[metric.text for metric in metrics], **ended)
 
 
@@ -78,7 +82,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.folder.root.resolve()
     for name in (OUT, WORK):
         shutil.rmtree(path / name, ignore_errors=True)
-    for name in (SEAM, SCORES):
+    for name in (SEAM, SCORES, REPORT):
         (path / name).unlink(missing_ok=True)
     (path / OUT).mkdir()
     folder = here
@@ -92,8 +96,9 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         "scores": str(path / SCORES),
     }
     command = [sys.executable, "-m", child.__name__, json.dumps(request), arguments["host"]]
-    command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}", "--"]
-    command += words(arguments, script, path / OUT)
+    command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}"]
+    command += [f"--report={path / REPORT}"] if arguments.get("report") else []
+    command += ["--", *words(arguments, script, path / OUT)]
     environment = {"PYTHONHASHSEED": str(arguments["seed"]), "PYTHONUNBUFFERED": "1", **os.environ}
     with (path / LOG).open("wb") as log:
         began = (path / LOG).stat().st_mtime_ns  # the file system's time, which may lag

@@ -74,6 +74,7 @@ class Settings:
         nargs="+",
         metavar="NAME=VALUE,...",
     )
+    report: bool = setting(False, "store what the objective's report() says of each batch; steps take longer")
     copy: bool = setting(False, "run the script in a copy of this folder, one for each run")
     link: Sequence[str] = setting((), "with --copy: large data to link instead (none)", nargs="+", metavar="FOLDER")
     any_length: bool = setting(False, "runs may reach the loss differently often, as with early stopping")

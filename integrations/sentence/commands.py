@@ -150,17 +150,16 @@ def _evaluate(
             print(*[f"{name}:"] * (len(_models(arguments)) > 1), text(reports[name]), sep="\n")
     compared = _by_items(arguments, reports) if arguments.measure else []
     if arguments.json:
-        plain = {name: asdict(report, dict_factory=_without_items) for name, report in reports.items()}
+        plain = {
+            name: asdict(report, dict_factory=lambda pairs: {key: value for key, value in pairs if key != "items"})
+            for name, report in reports.items()
+        }
         several = {"models": plain, "items": [one.plain() for one in compared]}
         print(json.dumps(finite(several if len(reports) > 1 else plain.popitem()[1]), indent=1))
     else:
         for one in compared:
             print(*(fill(sentence, 100) for sentence in one.sentences()), sep="\n")
     return 0
-
-
-def _without_items(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in pairs if name != "items"}
 
 
 def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[Any]:
