@@ -253,10 +253,12 @@ def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
-            python = isinstance(args, (list, tuple)) and len(args) > 1 and args[0] == sys.executable
-            if python and Path(args[1]).is_file() and script.samefile(args[1]):
+            if isinstance(args, (list, tuple)) and len(args) > 1 and args[0] == sys.executable and is_script(args[1]):
                 args = [sys.executable, "-m", "counterpoint.plugins.inject", *command_line, "--", *args[1:]]
             super().__init__(args, *rest, **options)
+
+    def is_script(file: Any) -> bool:
+        return Path(file).is_file() and script.samefile(file)
 
     original, processes = subprocess.Popen, vars(subprocess)
     processes["Popen"] = Popen

@@ -139,7 +139,7 @@ class Race(Comparison):
         known = {arm.text for arm in self.arms}
         new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
         if skipped := [arm.text for arm in new[room:]]:
-            print_line(f"--budget {self.settings.budget} is too small to try {', '.join(skipped)}")
+            print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
         new = new[:room]
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}

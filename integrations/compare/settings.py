@@ -27,12 +27,6 @@ def row(text: str) -> str:
     return text.strip()
 
 
-def item_metric(text: str) -> Metric:
-    """A type for argparse: a file of scores per item, which each run writes."""
-    items.parse(text)
-    return Metric.parse(text)
-
-
 @dataclass(frozen=True)
 class Settings:
     """The settings of ``counterpoint compare``: the script, its metric and its rows."""
@@ -48,7 +42,7 @@ class Settings:
     items: Metric | None = setting(  # noqa: RUF009
         None,
         "scores per test item that each run writes, npy:FILE or jsonl:FILE:ID:SCORE, for verdicts over items (none)",
-        type=item_metric,
+        type=lambda text: Metric.parse(items.parse(text).text),  # refuses other metrics
         metavar="ITEMS",
     )
     lower: bool = setting(False, "smaller numbers are better")
