@@ -46,6 +46,7 @@ UNTUNED = "no objective was tuned: each has the setting it was given; --tune N -
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
 EQUAL = 3  # seeds whose numbers are equal in every row not by chance, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
+SHARED = ("temperature", "denominator")  # the host's, in rows that name none
 UNTYPED = 0.987654321  # a temperature that nobody types
 # what is tried of parameters without a grid of their own in every domain
 PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **GRIDS}
@@ -176,11 +177,11 @@ def own_settings(runs: Iterable[Run]) -> Iterator[str]:
     """Yield the differences of rows to the script's own loss, as their runs saw it, beside their objective."""
     shown = []
     for name, run in {run.name: run for run in runs}.items():
-        own = cp.objective(run.details.get("own") or "infonce:t=host")
+        known = run.details.get("own", HOST)
+        own = cp.objective("infonce:t=host" if known == HOST else known)
         row = cp.objective(run.arguments["objective"], like=str(own))
         parts = [part.to_dict() for part in row.modules() if isinstance(part, cp.Objective)]
-        parts = [part for part in parts if "temperature" in part]  # ArCL's denominator is another thing
-        values = {key: {str(part[key]) for part in parts if key in part} for key in ("temperature", "denominator")}
+        values = {key: {str(part.get(key, HOST)) for part in parts if "temperature" in part} for key in SHARED}
         if differ := [key for key, some in values.items() if some - {HOST, str(own.to_dict().get(key))}]:
             shown.append(f"{quoted(name)} ({', '.join(differ)})")
     if shown:

@@ -18,6 +18,7 @@ from ..store.run import Run
 from . import child
 from .cells import words
 from .metrics import SCORES, Metric, Written, curves, printed, read
+from .settings import HOST
 
 PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
 POLL = 0.2  # seconds between two looks at what a script has printed
@@ -115,7 +116,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
-    ended |= {key: seam.get(key, without) for key, without in (("calls", 0), ("step_seconds", None), ("own", ""))}
+    ended |= {key: seam.get(key, without) for key, without in (("calls", 0), ("step_seconds", None), ("own", HOST))}
     with atomic(path / ENDED) as file:
         file.write(json.dumps(ended).encode())
 

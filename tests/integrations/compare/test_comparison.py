@@ -255,7 +255,7 @@ def test_rows_are_named_as_they_are_typed(here, done):
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ("", '"hcl:beta=1,t=0.1" (temperature); "dcl:denominator=negatives; ids=x.t" (denominator)'),
+        ("host", '"hcl:beta=1,t=0.1" (temperature); "dcl:denominator=negatives; ids=x.t" (denominator)'),
         ("infonce:t=0.1,denominator=negatives", ""),
         ("infonce:t=0.05,denominator=negatives", '"hcl:beta=1,t=0.1" (temperature)'),
     ],
