@@ -92,7 +92,7 @@ class Seam:
         proofs: calls in which the gradient was that of the host's own loss.
         worst: its largest difference in these, relative.
         proved_at: what the gradient was compared at, embeddings or logits.
-        ratios: of the weight to what arrives at a returned loss, and the steps for which it has stayed, by call.
+        ratios: of the weight to what arrives at a returned loss, the steps for which it has stayed, and the calls.
         if_wrong: what to do about a difference, in words.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
@@ -114,7 +114,7 @@ class Seam:
     proofs: int = 0
     worst: float = 0.0
     proved_at: str = ""
-    ratios: dict[object, tuple[float, int]] = field(default_factory=dict)
+    ratios: dict[object, tuple[float, int, int]] = field(default_factory=dict)
     if_wrong: str = (
         "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "
         "inject auto` says what it computes. --allow-drift trains on regardless."
@@ -244,7 +244,6 @@ class Host:
         tensors: what is there: normalized? divided by a temperature? positive in the denominator? gathered?
         spec: the host's own loss at its default settings.
         tested: versions with which the unmodified host ran, and when.
-        evidence: what ran, and what was compared.
         markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
             Empty for hosts that are packages.
         package: for hosts that are installed packages.
@@ -275,7 +274,6 @@ class Host:
     inputs: str = ""
     options: tuple[str, ...] = ()
     hint: str = ""
-    evidence: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], object] | None = None
     after: Callable[[Seam, ModuleType], object] | None = None

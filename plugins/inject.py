@@ -244,7 +244,6 @@ def explain(host: Host) -> str:
         f"  views      {views}",
         *([f"  hint       {host.hint}"] if host.hint else []),
         f"  tested     {host.tested}",
-        *([f"  evidence   {host.evidence}"] if host.evidence else []),
     ]
     lines += [f"  shim       {shim.name}: {shim.why}" for shim in host.shims]
     return "\n".join(lines)
