@@ -166,8 +166,6 @@ HOST = Host(
     spec="infonce:t=0.5",
     tested="lightly 1.6.0, torch 2.15, torchvision 0.29; NTXentLoss since lightly 1.5.13, DCLLoss since 1.5.21; "
     "November 2026",
-    evidence="lightly's own examples, unmodified; 5 steps of --verify: value within 5e-7, absolute; lightly's own "
-    "tests",
     package="lightly",
     views="its criteria take two, and its scripts' transforms make two: change one line, criterion = "
     "counterpoint.plugins.lightly.ContrastiveLoss(...), which takes as many as lightly's MultiViewTransform makes",

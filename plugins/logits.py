@@ -175,7 +175,6 @@ HOST = Host(
     "denominator; gathered if the script gathers",
     spec="infonce:t=host",
     tested="torch 2.15; November 2026",
-    evidence="scripts of the test bed, unmodified: examples/existing_repos/README.md has the table",
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",

@@ -98,9 +98,7 @@ def test_import_loads_no_framework():
 
 def test_extras_add_up():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"sentence", "graph", "image", "control", "plots", "report", "cli", "all", "hub", "export", "track"} <= set(
-        extras
-    )
+    assert {"sentence", "graph", "image", "control", "plots", "report", "cli", "all", "hub", "track"} <= set(extras)
     assert extras["all"] == ["counterpoint-losses[sentence,graph,image,control,plots,report,race,cli]"]
 
 

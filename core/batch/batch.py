@@ -146,8 +146,6 @@ class Batch:
         self._check_combinations()
         self._check_choices()
 
-    # ---- embeddings ----------------------------------------------------------------------------
-
     @property
     def views(self) -> list[Tensor]:
         if self._views is None:
@@ -215,8 +213,6 @@ class Batch:
         """Bound of the absolute similarities, if known: unit vectors have length one up to rounding."""
         return 1.0001 if self.normalize else None
 
-    # ---- other processes -----------------------------------------------------------------------
-
     def join(self, group: ProcessGroup) -> None:
         """Make this a process's part of a batch that several share."""
         self.group, self.offset, self.total = group, group.offset, group.total
@@ -242,10 +238,8 @@ class Batch:
         for x, rows in zip(absent, gathered.split(widths, 1), strict=True):
             self._gathered[id(x)] = x, rows.unflatten(1, x.shape[1:])
 
-    # ---- validation ----------------------------------------------------------------------------
-
     def _prepared(self, z: Tensor) -> Tensor:
-        wide = z.to(self.dtype)
+        wide = z if z.dtype == self.dtype else z.to(self.dtype)
         return unit(wide, self._eps(z)) if self.normalize else wide
 
     @staticmethod

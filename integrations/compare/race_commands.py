@@ -33,6 +33,8 @@ class RaceSettings(Settings):
     tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009
     grid: None = setting(None, flag=False)
     baseline: str | None = setting(None, flag=False)
+    report: bool = setting(False, flag=False)
+    items: Metric | None = setting(None, flag=False)  # noqa: RUF009
     budget: int = setting(18, "trainings of the script's length that the search may cost, about", low=2)
     steps_flag: str | None = setting(
         None,
@@ -60,6 +62,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(fault)
     if arguments.seeds < FEWEST:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")
+    if len(settings.metric) > 1:
+        raise ValueError("--metric: expected one, which chooses; another one for the verdict is --confirm-metric")
     if settings.steps_flag is not None:
         length_of(arguments.script, settings.steps_flag)
     elif settings.metric[0].kind != "output":

@@ -117,7 +117,7 @@ def from_pictures(
     for number in store.track(range(count), f"reading {name}"):
         try:
             image, label = picture(number)
-            x.append(np.array(center_crop(resize(image.convert("RGB"), [size]), [size])))
+            x.append(np.array(center_crop(resize(image.convert("RGB"), [size]), [size])))  # without transparency
             y.append(label)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # PIL raises each of these
             skipped.append(title(number))

@@ -55,7 +55,8 @@ class Encoder(nn.Module):
 
 def _network(name: str, size: int, channels: int) -> nn.Module:
     if name == "conv4":
-        return _conv4(channels)
+        widths = pairwise((3, channels, 2 * channels, 4 * channels, 8 * channels))
+        return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
     check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet) and size <= SMALL:
@@ -65,11 +66,6 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
     return network
-
-
-def _conv4(width: int) -> nn.Module:
-    widths = pairwise((3, width, 2 * width, 4 * width, 8 * width))
-    return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
 
 
 class Method(nn.Module):

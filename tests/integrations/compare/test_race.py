@@ -132,6 +132,10 @@ def test_finds_the_length_among_the_scripts_words():
         (["auto", *FLAGS, "--seeds", "2", "--", "train.py", "--steps", "8"], "--seeds: expected 3 or more"),
         (["auto", *FLAGS, "--", "train.py"], "have no --steps with a number"),
         (["auto", *FLAGS[2:], "--", "train.py", "--steps", "8"], "--metric: which number"),
+        (
+            ["auto", "--metric", "output:a (.)", "output:b (.)", *FLAGS[2:], "--", "train.py", "--steps", "8"],
+            "expected one",
+        ),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
     ],
 )
