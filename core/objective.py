@@ -103,7 +103,11 @@ class Objective(Parametrized):
         return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
 
     def forward(
-        self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
+        self,
+        *views: Tensor | Keys,
+        gather: Gather = False,
+        reduction: Reduction = "mean",
+        **options: Unpack[BatchOptions],
     ) -> Tensor:
         """Compute the loss of a batch of embeddings.
 
@@ -175,7 +179,11 @@ class Objective(Parametrized):
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
         def __call__(
-            self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
+            self,
+            *views: Tensor | Keys,
+            gather: Gather = False,
+            reduction: Reduction = "mean",
+            **options: Unpack[BatchOptions],
         ) -> Tensor: ...
 
     def from_scores(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -14,19 +14,29 @@ from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, UnitViews, unit
-from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, KnownOptions, Pairing, checked_log_q, chosen_directions
+from .options import (
+    MAX_LOG_WEIGHT,
+    BatchOptions,
+    Keys,
+    KnownOptions,
+    Pairing,
+    checked_log_q,
+    checked_positives,
+    chosen_directions,
+)
 from .rules import Rule, as_rules
 from .scores import Scores
 
 EMPTY = ("error", "zero", "keep")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
+DOCUMENTS = "loss_fn(queries, cp.Keys(documents, positives=...))"
 
 
 class Batch:
     """The embeddings of a batch with their labels, ids and weights, validated.
 
     Args:
-        views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``.
+        views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``. Or queries, and documents as keys.
 
     The other arguments are those of :class:`counterpoint.batch.options.BatchOptions`.
 
@@ -36,7 +46,7 @@ class Batch:
         size, width, device: ``B``, ``d`` and where the embeddings are.
         ids: ``ids``, or the labels.
         queue, negatives: further keys, normalized, ``(K, d)`` and ``(B, n, d)``; their ids and log-probabilities have
-            one dimension, a number per key.
+            one dimension, a number per key. Documents are a queue with positives.
         adversarial, mixed: ``(B, n, d)``, normalized.
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
         directions, hardness: those of the pairing ``joint``; without it no directions.
@@ -64,13 +74,14 @@ class Batch:
     in_batch: bool = True
     guide: Batch | None = None
     group: ProcessGroup | None = None
+    of_documents: ProcessGroup | None = None
     offset: int = 0
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
     def __init__(
         self,
-        views: Sequence[Tensor],
+        views: Sequence[Tensor | Keys],
         *,
         pairing: Pairing | Mapping[str, str] | None = None,
         stacked: bool = False,
@@ -80,7 +91,16 @@ class Batch:
     ) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = pairing
         self.normalize = normalize
-        self.raw = checked_views(views, known.get("queue") is not None, stacked)
+        queue = known.get("queue")
+        for name in (name for name in ("queue", "negatives") if isinstance(known.get(name), Keys)):
+            if known[name].positives is not None:  # type: ignore[literal-required]
+                raise ValueError(f"{name}: positives= is of documents: {DOCUMENTS}.")
+        if len(views) == 2 and isinstance(documents := views[1], Keys):
+            if queue is not None or documents.positives is None:
+                wanted = "positives=, each query's rows" if queue is None else "no queue= beside them"
+                raise ValueError(f"documents: expected {wanted}: {DOCUMENTS}.")
+            views, known["queue"] = views[:1], documents
+        self.raw = checked_views(views, queue is not None, stacked)
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
         self.total = self.size
@@ -123,7 +143,8 @@ class Batch:
             "ids": ids, "labels": labels, "prior": prior, "positive_factor": positive_factor,
             "adversarial": adversarial, "mixed": mixed, "log_q": log_q, "index": index,
         }  # fmt: skip
-        for name, keys in (("queue", bank), ("negatives", hard)):
+        of_bank = name_of(bank)
+        for name, keys in ((of_bank, bank), ("negatives", hard)):
             tensors |= {} if keys is None else {f"{name}: {field}": x for field, x in keys._asdict().items()}
         for name, x in tensors.items():
             if isinstance(x, Tensor) and x.device != self.device:
@@ -137,7 +158,7 @@ class Batch:
         self.prior = None if prior is None else self._prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
-        self.queue = None if bank is None else self._keys(bank, "queue", self._bank(bank.embeddings))
+        self.queue = None if bank is None else self._keys(bank, of_bank, self._bank(bank.embeddings, of_bank))
         per_sample = None if hard is None else self._per_sample(hard.embeddings, "negatives")
         self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
@@ -217,11 +238,15 @@ class Batch:
 
     # ---- other processes -----------------------------------------------------------------------
 
-    def join(self, group: ProcessGroup) -> None:
-        """Make this a process's part of a batch that several share."""
-        self.group, self.offset, self.total = group, group.offset, group.total
+    def join(self, group: ProcessGroup, of_documents: ProcessGroup | None = None) -> None:
+        """Make this a process's part of a batch that several share; documents have numbers of their own."""
+        self.group, self.of_documents, self.offset, self.total = group, of_documents, group.offset, group.total
         if self.guide is not None:
-            self.guide.join(group)
+            self.guide.join(group, of_documents)
+
+    def all_documents(self, x: Tensor) -> Tensor:
+        """Return the rows of all processes, this one's first, of a tensor with a row for each document."""
+        return x if self.of_documents is None else self.of_documents.gather(x).roll(-self.of_documents.offset, 0)
 
     def everyone(self, x: Tensor) -> Tensor:
         """Return the rows of all processes, this one's first, of a tensor with rows for each sample."""
@@ -271,13 +296,14 @@ class Batch:
             )
         return checks.require_finite(weight, "positive_factor")
 
-    def _bank(self, z: Tensor) -> Tensor:
-        """Normalize the keys of a queue, ``(K, d)``."""
-        checks.require_matrix(z, "queue", f"(keys, {self.width})")
+    def _bank(self, z: Tensor, name: str) -> Tensor:
+        """Normalize the keys of a queue, or documents, ``(K, d)``."""
+        checks.require_matrix(z, name, f"(keys, {self.width})")
         if z.shape[1] != self.width or len(z) == 0:
-            turned = " It looks transposed: give queue.T." if z.shape[0] == self.width else ""
-            raise ValueError(f"queue: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
-        return self._prepared(checks.require_finite(z, "queue")).detach()
+            turned = f" It looks transposed: give {name}.T." if z.shape[0] == self.width else ""
+            raise ValueError(f"{name}: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
+        prepared = self._prepared(checks.require_finite(z, name))
+        return prepared if name == "documents" else prepared.detach()
 
     def _per_sample(self, z: Tensor, what: str) -> Tensor:
         """Normalize ``(B, d)`` or ``(B, n, d)``, and return it as ``(B, n, d)``."""
@@ -302,8 +328,8 @@ class Batch:
             ids = ids.reshape(-1).long()
         if guide is not None and checks.require_float(guide, f"{name}: guide").shape[:-1].numel() != rows:
             raise ValueError(f"{name}: guide: expected a row for each key, got shape {checks.shape(guide)}.")
-        if name == "queue" and (keys.own_log_weight or not keys.shared):
-            raise ValueError("queue: shared= and own_log_weight= are of negatives=, not of a queue.")
+        if name != "negatives" and (keys.own_log_weight or not keys.shared):
+            raise ValueError(f"{name}: shared= and own_log_weight= are of negatives=.")
         if not isinstance(keys.shared, bool):
             raise TypeError(f"{name}: shared: expected True or False, got {keys.shared!r}.")
         if not is_number(keys.own_log_weight) or keys.own_log_weight > MAX_LOG_WEIGHT:
@@ -311,17 +337,19 @@ class Batch:
                 f"{name}: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {keys.own_log_weight!r}."
             )
         log_q = None if log_q is None else checked_log_q(log_q, f"{name}: log_q", rows, self.dtype)
-        return keys._replace(embeddings=z, ids=ids, log_q=log_q)
+        positives = None if keys.positives is None else checked_positives(keys.positives, self.size, rows)
+        return keys._replace(embeddings=z, ids=ids, log_q=log_q, positives=positives)
 
     def _guide(self, views: Tensor | Sequence[Tensor] | None) -> Batch | None:
         """Return the same batch as the guide model sees it: only its similarities are used."""
-        for name, keys in (("queue", self.queue), ("negatives", self.negatives)):
+        for name, keys in ((name_of(self.queue), self.queue), ("negatives", self.negatives)):
             exempt = name == "negatives" and any(not rule.hard for rule in self.rules)
             if keys is not None and keys.guide is not None and views is None:
                 raise ValueError(f"{name}: guide: needs guide= beside it, that of the views.")
             if keys is not None and keys.guide is None and views is not None and not exempt:
+                given = name if name == "documents" else f"{name}="
                 raise ValueError(
-                    f"guide= with {name}=: needs the guide's embeddings of these: cp.Keys(..., guide=...)."
+                    f"guide= with {given}: needs the guide's embeddings of these: cp.Keys(..., guide=...)."
                 )
         if views is None:
             return None
@@ -337,28 +365,33 @@ class Batch:
                 f"guide: expected {len(self.raw)} views of {self.size} samples, as the model's, got shapes "
                 f"{', '.join(map(checks.shape, listed))}."
             )
-        engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
+        engine, documents = f"{self.engine}:{self.edge}" if self.edge else self.engine, list[Keys]()
         known: BatchOptions = {"labels": self.labels, "ids": self.ids if self.labels is None else None}
         known |= {"log_q": self.log_q, "hardness": self.hardness, "in_batch": self.in_batch}
         known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
         if (bank := self.queue) is not None and bank.guide is not None:
-            known["queue"] = bank._replace(embeddings=bank.guide.to(self.dtype), guide=None)
+            of_bank = bank._replace(embeddings=bank.guide.detach().to(self.dtype), guide=None)
+            known |= {"queue": of_bank} if bank.positives is None else {}
+            documents = [] if bank.positives is None else [of_bank]
         if (hard := self.negatives) is not None:
             z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], listed[0].shape[-1])
             z = z if hard.guide is None else hard.guide
             known["negatives"] = hard._replace(embeddings=z.detach().to(self.dtype), guide=None)
         with torch.no_grad():
-            return Batch([view.detach().to(self.dtype) for view in listed], **known)
+            return Batch([*(view.detach().to(self.dtype) for view in listed), *documents], **known)
 
     def _check_combinations(self) -> None:
+        bank = name_of(self.queue)
         if self.queue is not None and self.negatives is not None:
-            raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+            raise ValueError(f"give {bank}= or negatives=, not both: append the hard negatives to the {bank}.")
+        if bank == "documents" and self.labels is not None:
+            raise ValueError("labels= cannot be combined with documents, whose positives= say the same; ids= can.")
         if self.directions:
             refused = (n for n in ("queue", "labels", "adversarial", "mixed") if getattr(self, n) is not None)
             for name in (*refused, *["in_batch"] * (not self.in_batch)):
                 raise ValueError(f"directions= and hardness= cannot be combined with {name}=.")
         if self.queue is not None and self.ids is not None and self.queue.ids is None:
-            raise ValueError("ids= or labels= with queue=: needs those of the queue: queue=cp.Keys(queue, ids=...).")
+            raise ValueError(f"ids= or labels= with {bank}=: needs those of the {bank}: cp.Keys({bank}, ids=...).")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(
@@ -378,7 +411,7 @@ class Batch:
         if not self.in_batch and self.labels is not None:
             raise ValueError("in_batch=False cannot be combined with labels=: their positives are in the batch.")
         if self.log_q is not None and self.queue is not None:
-            raise ValueError("log_q= is of the batch's keys; the negatives are the queue's: cp.Keys(queue, log_q=...).")
+            raise ValueError(f"log_q= is of the batch's keys; these are the {bank}: cp.Keys({bank}, log_q=...).")
         if self.negatives is not None and self.log_q is not None and self.negatives.log_q is None:
             raise ValueError(
                 "log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...)."
@@ -400,11 +433,17 @@ class Batch:
         return name, int(edge) if edge else None
 
 
-def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) -> list[Tensor]:
+def name_of(bank: Keys | None) -> str:
+    """Return how messages call the keys of a queue, or of documents."""
+    return "queue" if bank is None or bank.positives is None else "documents"
+
+
+def checked_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> list[Tensor]:
     """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
-            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+            hint = DOCUMENTS if isinstance(view, Keys) else "call loss_fn(*views)"
+            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: {hint}.")
         if checks.is_whole(checks.require_tensor(view, f"view {i}")):
             raise TypeError(
                 f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "

@@ -30,20 +30,29 @@ MAX_LOG_WEIGHT = 80.0  # of a negative, whose float32 sum does not overflow
 
 
 class Keys(NamedTuple):
-    """Further keys, for ``queue=`` or ``negatives=``, with ids, guide and weights; a plain tensor is embeddings alone.
+    """Keys other than views, with ids, guide and weights: documents, ``queue=`` or ``negatives=``.
+
+    Documents take the place of the second view, ``loss_fn(queries, cp.Keys(documents, positives=...))``: each query is
+    compared with all of them, and those that are not its positives are its negatives. For ``queue=`` and ``negatives=``
+    a plain tensor is embeddings alone.
 
     Args:
-        embeddings: ``(K, d)`` for a queue; ``(B, d)`` or ``(B, n, d)`` for hard negatives.
+        embeddings: ``(K, d)`` for documents and a queue; ``(B, d)`` or ``(B, n, d)`` for hard negatives.
         ids: integers, one per key: ids or labels as those of the batch.
         guide: the guide's embeddings of the same keys, with any width.
         log_q: log-probability with which each key was drawn, one per key.
         shared: whether a sample's hard negatives are also those of all others.
         own_log_weight: logarithm of the weight of a sample's own hard negatives (SimCSE's hard-negative weight).
+        positives: the rows of each query's documents, ``(Q, P)`` integers, padded with -1, or ``(Q,)``; or booleans
+            ``(Q, K)``, of which the CPU reads how many are True. Queries without any do not count.
 
     >>> import torch, counterpoint as cp
     >>> z1, z2, bank = torch.randn(3, 4, 8)
     >>> queue = cp.Keys(bank, ids=torch.tensor([0, 1, 7, 8]))
     >>> cp.InfoNCE(0.1)(z1, z2, ids=torch.arange(4), queue=queue).shape
+    torch.Size([])
+    >>> documents = cp.Keys(bank, positives=torch.tensor([[0, 2], [1, -1], [3, -1], [0, 1]]))
+    >>> cp.InfoNCE(0.1)(z1, documents).shape
     torch.Size([])
     """
 
@@ -53,6 +62,7 @@ class Keys(NamedTuple):
     log_q: Tensor | None = None
     shared: bool = True
     own_log_weight: float = 0.0
+    positives: Tensor | None = None
 
     @staticmethod
     def of(value: Tensor | Keys) -> Keys:
@@ -67,6 +77,27 @@ def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Te
     if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
         raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
     return log_q.detach().to(dtype).reshape(-1)
+
+
+def checked_positives(positives: Tensor, queries: int, documents: int) -> Tensor:
+    """Return the rows of each query's documents, ``(Q, P)`` integers, -1 for none; no document twice."""
+    given, size = checks.require_tensor(positives, "documents: positives"), f"({queries}, {documents})"
+    if given.dtype == torch.bool and given.shape == (queries, documents):
+        most = documents if checks.traced() else max(1, int(given.sum(1).max()))
+        marked, rows = given.to(torch.uint8).topk(most)
+        return rows.masked_fill(marked == 0, -1)
+    if not checks.is_whole(given) or given.dtype == torch.bool or given.dim() not in (1, 2) or len(given) != queries:
+        got = f"shape {checks.shape(given)} of {given.dtype}"
+        raise ValueError(
+            f"documents: positives: expected integers of shape ({queries}, P) or ({queries},), or booleans {size}, "
+            f"got {got}."
+        )
+    rows = given.reshape(queries, -1).long()
+    if checks.wanted(rows) and bool(((rows < -1) | (rows >= documents)).any()):
+        wrong = rows[(rows < -1) | (rows >= documents)][:5].tolist()
+        raise ValueError(f"documents: positives: expected rows from 0 to {documents - 1}, or -1 for none, got {wrong}.")
+    rows = rows.sort(1).values
+    return torch.cat([rows[:, :1], rows[:, 1:].masked_fill(rows[:, 1:] == rows[:, :-1], -1)], 1)
 
 
 class KnownOptions(TypedDict, total=False):
