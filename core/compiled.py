@@ -12,12 +12,12 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
 from .batch.choose_engine import fastest_engine
-from .batch.options import Keys
+from .batch.options import Keys, View
 
 _exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # not in torch 2.2
 
 
-def breaks_graph(views: Sequence[Tensor | Keys], options: Mapping[str, Any]) -> bool:
+def breaks_graph(views: Sequence[View], options: Mapping[str, Any]) -> bool:
     """Return whether the loss of these views, in code that is being compiled, is to be computed uncompiled."""
     further = [options.get(name) for name in ("queue", "negatives")]
     tensors = [Keys.of(x).embeddings for x in (*views, *further) if x is not None]
@@ -33,6 +33,6 @@ def breaks_graph(views: Sequence[Tensor | Keys], options: Mapping[str, Any]) -> 
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def uncompiled(objective: Any, views: Sequence[Tensor | Keys], options: Mapping[str, Any]) -> Tensor:
+def uncompiled(objective: Any, views: Sequence[View], options: Mapping[str, Any]) -> Tensor:
     """Compute the loss of a batch as without a compiler."""
     return objective.forward(*views, **options)  # type: ignore[no-any-return]

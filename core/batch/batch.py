@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,22 +14,12 @@ from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, UnitViews, unit
-from .options import (
-    MAX_LOG_WEIGHT,
-    BatchOptions,
-    Keys,
-    KnownOptions,
-    Pairing,
-    checked_log_q,
-    checked_positives,
-    chosen_directions,
-)
+from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, KnownOptions, Pairing, View, checked_log_q, chosen_directions
 from .rules import Rule, as_rules
 from .scores import Scores
 
 EMPTY = ("error", "zero", "keep")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
-DOCUMENTS = "loss_fn(queries, cp.Keys(documents, positives=...))"
 
 
 class Batch:
@@ -65,6 +55,7 @@ class Batch:
     prior: Tensor | None = None
     positive_factor: Tensor | None = None
     queue: Keys | None = None
+    bank: str = "queue"
     negatives: Keys | None = None
     log_q: Tensor | None = None
     adversarial: Tensor | None = None
@@ -81,7 +72,7 @@ class Batch:
 
     def __init__(
         self,
-        views: Sequence[Tensor | Keys],
+        views: Sequence[View],
         *,
         pairing: Pairing | Mapping[str, str] | None = None,
         stacked: bool = False,
@@ -92,15 +83,9 @@ class Batch:
         self.pairing: Pairing | Mapping[str, str] | None = pairing
         self.normalize = normalize
         queue = known.get("queue")
-        for name in (name for name in ("queue", "negatives") if isinstance(known.get(name), Keys)):
-            if known[name].positives is not None:  # type: ignore[literal-required]
-                raise ValueError(f"{name}: positives= is of documents: {DOCUMENTS}.")
-        if len(views) == 2 and isinstance(documents := views[1], Keys):
-            if queue is not None or documents.positives is None:
-                wanted = "positives=, each query's rows" if queue is None else "no queue= beside them"
-                raise ValueError(f"documents: expected {wanted}: {DOCUMENTS}.")
-            views, known["queue"] = views[:1], documents
-        self.raw = checked_views(views, queue is not None, stacked)
+        if (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
+            views, known["queue"], self.bank = views[:1], documents, "documents"
+        self.raw = checks.require_views(views, queue is not None, stacked)
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
         self.total = self.size
@@ -143,8 +128,7 @@ class Batch:
             "ids": ids, "labels": labels, "prior": prior, "positive_factor": positive_factor,
             "adversarial": adversarial, "mixed": mixed, "log_q": log_q, "index": index,
         }  # fmt: skip
-        of_bank = name_of(bank)
-        for name, keys in ((of_bank, bank), ("negatives", hard)):
+        for name, keys in ((self.bank, bank), ("negatives", hard)):
             tensors |= {} if keys is None else {f"{name}: {field}": x for field, x in keys._asdict().items()}
         for name, x in tensors.items():
             if isinstance(x, Tensor) and x.device != self.device:
@@ -158,7 +142,7 @@ class Batch:
         self.prior = None if prior is None else self._prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
-        self.queue = None if bank is None else self._keys(bank, of_bank, self._bank(bank.embeddings, of_bank))
+        self.queue = None if bank is None else self._keys(bank, self.bank, self._bank(bank.embeddings))
         per_sample = None if hard is None else self._per_sample(hard.embeddings, "negatives")
         self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
@@ -296,8 +280,9 @@ class Batch:
             )
         return checks.require_finite(weight, "positive_factor")
 
-    def _bank(self, z: Tensor, name: str) -> Tensor:
+    def _bank(self, z: Tensor) -> Tensor:
         """Normalize the keys of a queue, or documents, ``(K, d)``."""
+        name = self.bank
         checks.require_matrix(z, name, f"(keys, {self.width})")
         if z.shape[1] != self.width or len(z) == 0:
             turned = f" It looks transposed: give {name}.T." if z.shape[0] == self.width else ""
@@ -337,20 +322,16 @@ class Batch:
                 f"{name}: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {keys.own_log_weight!r}."
             )
         log_q = None if log_q is None else checked_log_q(log_q, f"{name}: log_q", rows, self.dtype)
-        positives = None if keys.positives is None else checked_positives(keys.positives, self.size, rows)
-        return keys._replace(embeddings=z, ids=ids, log_q=log_q, positives=positives)
+        return keys._replace(embeddings=z, ids=ids, log_q=log_q, positives=keys.columns(self.size, rows))
 
     def _guide(self, views: Tensor | Sequence[Tensor] | None) -> Batch | None:
         """Return the same batch as the guide model sees it: only its similarities are used."""
-        for name, keys in ((name_of(self.queue), self.queue), ("negatives", self.negatives)):
+        for name, keys in ((self.bank, self.queue), ("negatives", self.negatives)):
             exempt = name == "negatives" and any(not rule.hard for rule in self.rules)
             if keys is not None and keys.guide is not None and views is None:
                 raise ValueError(f"{name}: guide: needs guide= beside it, that of the views.")
             if keys is not None and keys.guide is None and views is not None and not exempt:
-                given = name if name == "documents" else f"{name}="
-                raise ValueError(
-                    f"guide= with {given}: needs the guide's embeddings of these: cp.Keys(..., guide=...)."
-                )
+                raise ValueError(f"guide= with {name}: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
         if views is None:
             return None
         if self.adversarial is not None:
@@ -365,33 +346,35 @@ class Batch:
                 f"guide: expected {len(self.raw)} views of {self.size} samples, as the model's, got shapes "
                 f"{', '.join(map(checks.shape, listed))}."
             )
-        engine, documents = f"{self.engine}:{self.edge}" if self.edge else self.engine, list[Keys]()
+        engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
+        views = [view.detach().to(self.dtype) for view in listed]
         known: BatchOptions = {"labels": self.labels, "ids": self.ids if self.labels is None else None}
         known |= {"log_q": self.log_q, "hardness": self.hardness, "in_batch": self.in_batch}
         known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
         if (bank := self.queue) is not None and bank.guide is not None:
             of_bank = bank._replace(embeddings=bank.guide.detach().to(self.dtype), guide=None)
-            known |= {"queue": of_bank} if bank.positives is None else {}
-            documents = [] if bank.positives is None else [of_bank]
+            if bank.positives is None:
+                known["queue"] = of_bank
+            else:
+                views.append(of_bank)  # type: ignore[arg-type]
         if (hard := self.negatives) is not None:
             z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], listed[0].shape[-1])
             z = z if hard.guide is None else hard.guide
             known["negatives"] = hard._replace(embeddings=z.detach().to(self.dtype), guide=None)
         with torch.no_grad():
-            return Batch([*(view.detach().to(self.dtype) for view in listed), *documents], **known)
+            return Batch(views, **known)
 
     def _check_combinations(self) -> None:
-        bank = name_of(self.queue)
         if self.queue is not None and self.negatives is not None:
-            raise ValueError(f"give {bank}= or negatives=, not both: append the hard negatives to the {bank}.")
-        if bank == "documents" and self.labels is not None:
+            raise ValueError(f"expected {self.bank} or negatives=, got both: append the hard ones to the {self.bank}.")
+        if self.bank == "documents" and self.labels is not None:
             raise ValueError("labels= cannot be combined with documents, whose positives= say the same; ids= can.")
         if self.directions:
             refused = (n for n in ("queue", "labels", "adversarial", "mixed") if getattr(self, n) is not None)
             for name in (*refused, *["in_batch"] * (not self.in_batch)):
                 raise ValueError(f"directions= and hardness= cannot be combined with {name}=.")
         if self.queue is not None and self.ids is not None and self.queue.ids is None:
-            raise ValueError(f"ids= or labels= with {bank}=: needs those of the {bank}: cp.Keys({bank}, ids=...).")
+            raise ValueError(f"ids= or labels= with {self.bank}: needs those of the keys, cp.Keys(..., ids=...).")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(
@@ -411,7 +394,7 @@ class Batch:
         if not self.in_batch and self.labels is not None:
             raise ValueError("in_batch=False cannot be combined with labels=: their positives are in the batch.")
         if self.log_q is not None and self.queue is not None:
-            raise ValueError(f"log_q= is of the batch's keys; these are the {bank}: cp.Keys({bank}, log_q=...).")
+            raise ValueError(f"log_q= is of the batch's keys; those of the {self.bank} are cp.Keys(..., log_q=...).")
         if self.negatives is not None and self.log_q is not None and self.negatives.log_q is None:
             raise ValueError(
                 "log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...)."
@@ -431,47 +414,3 @@ class Batch:
                 raise ValueError(f"engine={name!r}: torch.func needs 'matrix' or 'auto'.")
             return "matrix", None
         return name, int(edge) if edge else None
-
-
-def name_of(bank: Keys | None) -> str:
-    """Return how messages call the keys of a queue, or of documents."""
-    return "queue" if bank is None or bank.positives is None else "documents"
-
-
-def checked_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> list[Tensor]:
-    """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
-    for i, view in enumerate(views, 1):
-        if isinstance(view, (list, tuple)):
-            hint = DOCUMENTS if isinstance(view, Keys) else "call loss_fn(*views)"
-            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: {hint}.")
-        if checks.is_whole(checks.require_tensor(view, f"view {i}")):
-            raise TypeError(
-                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
-                "logits, call from_logits(logits, labels)."
-            )
-        checks.require_float(view, f"view {i}")
-    if not views:
-        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
-    whole = len(views) == 1 and views[0].dim() == 3
-    if stacked and not whole:
-        raise ValueError(
-            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(checks.shape, views))}."
-        )
-    if whole and not stacked:
-        raise ValueError(
-            f"view 1: expected shape (batch, width), got {checks.shape(views[0])}. For (views, batch, width), call "
-            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
-        )
-    views = views[0].unbind(1) if stacked else views
-    dims = 3 if queued and views[0].dim() == 3 else 2
-    for i, view in enumerate(views, 1):
-        if view.dim() != dims or view.shape != views[0].shape:
-            raise ValueError(
-                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
-            )
-        if 0 in view.shape:
-            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
-        if view.device != views[0].device:
-            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
-    return list(views)

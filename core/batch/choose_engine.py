@@ -32,16 +32,8 @@ SEPARATE_CPU = 2**18
 
 # What scores say of each anchor, beside its negatives.
 PER_ANCHOR = (
-    "pos",
-    "pos_mask",
-    "denominator_pos",
-    "v",
-    "prior",
-    "positive_factor",
-    "anchor_factor",
-    "index",
-    "guide_pos",
-)
+    "pos", "pos_mask", "denominator_pos", "v", "prior", "positive_factor", "anchor_factor", "index", "guide_pos",
+)  # fmt: skip
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -224,9 +216,8 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
             values: dict[str, Any] = dict(zip(names, known, strict=True))
             of_chunk = replace(scores, neg=chunk, **values)
             each = of_chunk.positives_mean(of_chunk.mark_invalid(objective.losses(of_chunk))).squeeze(1)
-            return (
-                (each if of_chunk.anchor_factor is None else each * of_chunk.anchor_factor).sum() / total * scores.share
-            )
+            each = each if of_chunk.anchor_factor is None else each * of_chunk.anchor_factor
+            return each.sum() * (scores.share / total)
 
         with with_host_values({**host_values(), **learned}):
             loss = loss_in_chunks(neg, part, tensors, parameters)

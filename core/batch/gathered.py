@@ -14,11 +14,11 @@ from typing_extensions import Unpack
 
 from ..engine.distributed import Gather, ProcessGroup, exchange, resolve
 from .batch import Batch
-from .options import BatchOptions, Keys
+from .options import BatchOptions, Keys, View
 from .pairings import pairing_in_force
 
 
-def gathered_batch(views: Sequence[Tensor | Keys], gather: Gather, **options: Unpack[BatchOptions]) -> Batch:
+def gathered_batch(views: Sequence[View], gather: Gather, **options: Unpack[BatchOptions]) -> Batch:
     """Join this process's part of a batch with those of the other processes.
 
     Args:

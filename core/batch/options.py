@@ -65,9 +65,45 @@ class Keys(NamedTuple):
     positives: Tensor | None = None
 
     @staticmethod
+    def documents(views: Sequence[View], queue: Tensor | Keys | None, negatives: Tensor | Keys | None) -> Keys | None:
+        """Return the documents of a call that has them; refuse positives of other keys."""
+        call = "loss_fn(queries, cp.Keys(documents, positives=...))"
+        for name, keys in (("queue", queue), ("negatives", negatives)):
+            if isinstance(keys, Keys) and keys.positives is not None:
+                raise ValueError(f"{name}: positives= is of documents: {call}.")
+        if len(views) != 2 or not isinstance(documents := views[1], Keys):
+            return None
+        if queue is not None or documents.positives is None:
+            wanted = "positives=, each query's rows" if queue is None else "no queue= beside them"
+            raise ValueError(f"documents: expected {wanted}: {call}.")
+        return documents
+
+    @staticmethod
     def of(value: Tensor | Keys) -> Keys:
         """Return ``value`` as keys."""
         return value if isinstance(value, Keys) else Keys(value)
+
+    def columns(self, queries: int, documents: int) -> Tensor | None:
+        """Return ``positives`` as rows of documents, ``(queries, P)``, -1 for none; no document twice."""
+        if self.positives is None:
+            return None
+        given, size = checks.require_tensor(self.positives, "documents: positives"), f"({queries}, {documents})"
+        if given.dtype == torch.bool and given.shape == (queries, documents):
+            most = documents if checks.traced() else max(1, int(given.sum(1).max()))
+            marked, rows = given.to(torch.uint8).topk(most)
+            return rows.masked_fill(marked == 0, -1)
+        if given.dtype == torch.bool or not checks.is_whole(given) or given.dim() > 2 or len(given) != queries:
+            expected = f"expected integers ({queries}, P) or ({queries},), or booleans {size}"
+            raise ValueError(f"documents: positives: {expected}, got {checks.shape(given)} of {given.dtype}.")
+        rows = given.reshape(queries, -1).long()
+        if checks.wanted(rows) and bool((wrong := (rows < -1) | (rows >= documents)).any()):
+            expected = f"expected rows from 0 to {documents - 1}, or -1 for none"
+            raise ValueError(f"documents: positives: {expected}, got {rows[wrong][:5].tolist()}.")
+        rows = rows.sort(1, descending=True).values
+        return rows.masked_fill(rows == torch.nn.functional.pad(rows, (1, -1), value=-1), -1)
+
+
+View = Tensor | Keys
 
 
 def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Tensor:
@@ -77,27 +113,6 @@ def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Te
     if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
         raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
     return log_q.detach().to(dtype).reshape(-1)
-
-
-def checked_positives(positives: Tensor, queries: int, documents: int) -> Tensor:
-    """Return the rows of each query's documents, ``(Q, P)`` integers, -1 for none; no document twice."""
-    given, size = checks.require_tensor(positives, "documents: positives"), f"({queries}, {documents})"
-    if given.dtype == torch.bool and given.shape == (queries, documents):
-        most = documents if checks.traced() else max(1, int(given.sum(1).max()))
-        marked, rows = given.to(torch.uint8).topk(most)
-        return rows.masked_fill(marked == 0, -1)
-    if not checks.is_whole(given) or given.dtype == torch.bool or given.dim() not in (1, 2) or len(given) != queries:
-        got = f"shape {checks.shape(given)} of {given.dtype}"
-        raise ValueError(
-            f"documents: positives: expected integers of shape ({queries}, P) or ({queries},), or booleans {size}, "
-            f"got {got}."
-        )
-    rows = given.reshape(queries, -1).long()
-    if checks.wanted(rows) and bool(((rows < -1) | (rows >= documents)).any()):
-        wrong = rows[(rows < -1) | (rows >= documents)][:5].tolist()
-        raise ValueError(f"documents: positives: expected rows from 0 to {documents - 1}, or -1 for none, got {wrong}.")
-    rows = rows.sort(1).values
-    return torch.cat([rows[:, :1], rows[:, 1:].masked_fill(rows[:, 1:] == rows[:, :-1], -1)], 1)
 
 
 class KnownOptions(TypedDict, total=False):

@@ -82,19 +82,24 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
 
 
 def check_guide(batch: Batch, objective: Any) -> None:
-    """Raise if neither rules nor the objective use the guide, or if the objective uses one that has not seen all keys.
-
-    Objectives that reduce with ``guided=True`` have an attribute ``uses_guide``.
-    """
+    """Raise if nothing uses the guide, or if the objective uses one that has not seen all keys."""
     if batch.guide is None:
         return
-    used = any(getattr(part, "uses_guide", False) for part in objective.modules())
-    if not batch.rules and not used:
-        raise ValueError(
-            "guide=: needs false_negatives= beside it, or cp.SoftTargets; cp.margin(0) is GISTEmbed's rule."
-        )
-    if used and batch.negatives is not None and batch.negatives.guide is None:
-        raise ValueError("guide= with negatives=: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
+    if not batch.rules:
+        check_use(batch.guide, objective)
+    if uses_guide(objective) and batch.negatives is not None and batch.negatives.guide is None:
+        raise ValueError("guide= with negatives: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
+
+
+def uses_guide(objective: Any) -> bool:
+    """Return whether an objective reduces with ``guided=True``; those that do have this attribute."""
+    return any(getattr(part, "uses_guide", False) for part in objective.modules())
+
+
+def check_use(guide: Any, objective: Any) -> None:
+    """Raise if the objective does not use a guide."""
+    if guide is not None and not uses_guide(objective):
+        raise ValueError("guide=: needs false_negatives= beside it, or cp.SoftTargets; cp.margin(0) is GISTEmbed's.")
 
 
 def _exclude_false_negatives(batch: Batch, name: str, scores: Scores, judge: Scores) -> None:
@@ -165,8 +170,8 @@ def pairing_in_force(batch: Batch, default: str) -> str:
     for name in (*chosen.keys(), *chosen.values()) if isinstance(chosen, Mapping) else (used,):
         check_known("unknown pairing", name, PAIRINGS)
     if batch.queue is not None and isinstance(chosen, str) and chosen != "queue":
-        given = "queue= is a pairing of its own (MoCo's)" if batch.queue.positives is None else "documents are paired"
-        raise ValueError(f"{given}, and {chosen!r} is another: give one.")
+        given = "queue= is a pairing of its own (MoCo's)" if batch.bank == "queue" else "documents are a pairing"
+        raise ValueError(f"{given}, and so is {chosen!r}: give one.")
     if default == "single":  # regularizers use the samples, whatever the pairing
         return "single"
     if batch.directions:

@@ -82,7 +82,7 @@ def test_a_guide_that_nothing_uses_or_that_has_not_seen_all_keys():
         cp.InfoNCE()(*z, guide=(*g,))
     rule = cp.margin(0.0, hard=False)
     assert cp.InfoNCE()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep").isfinite()
-    with pytest.raises(ValueError, match=r"^guide= with negatives=: needs the guide's embeddings of these"):
+    with pytest.raises(ValueError, match=r"^guide= with negatives: needs the guide's embeddings of these"):
         cp.SoftTargets()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep")
 
 
