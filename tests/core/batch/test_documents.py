@@ -86,6 +86,7 @@ def test_a_guide_that_has_seen_the_documents(engine):
     judge, own = targets, targets.gather(1, index.unsqueeze(1))
     drop = (judge > own + 0.6) & ~torch.eye(QUERIES, DOCUMENTS, dtype=torch.bool)
     assert drop.any()
+    s = normalize(queries, dim=1) @ normalize(documents, dim=1).T
     expected = torch.nn.functional.cross_entropy((s / 0.3).masked_fill(drop, -torch.inf), index)
     how = {"guide": g, "false_negatives": cp.margin(-0.6), "engine": engine}
     check(cp.InfoNCE(0.3)(queries, keys, **how), expected, [queries, documents])
