@@ -110,7 +110,8 @@ class Objective(Parametrized):
         Arguments that no term uses are ignored, so that one training loop serves all objectives.
 
         Args:
-            views: tensors ``(B, d)``, one per view. They are normalized here unless ``normalize=False``.
+            views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
+                with ``positives=``. They are normalized here unless ``normalize=False``.
             stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
             pairing: who is compared with whom; by default each objective uses its paper's pairing. See
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
@@ -185,7 +186,6 @@ class Objective(Parametrized):
         mask: Tensor | None = None,
         *,
         pos_mask: Tensor | None = None,
-        prior: Tensor | None = None,
         guide: tuple[Tensor, Tensor] | None = None,
         reduction: Reduction = "mean",
     ) -> Tensor:
@@ -196,12 +196,11 @@ class Objective(Parametrized):
             neg: ``(anchors, N)``, or anything that reduces like :class:`Negatives`.
             mask: ``(anchors, N)``, True where ``neg`` holds a negative.
             pos_mask: ``(anchors, P)``, True where ``pos`` holds a positive.
-            prior: ``(anchors,)`` probability of a false negative; replaces the objective's prior.
             guide: another model's similarities, of the shapes of ``pos`` and ``neg``: soft targets.
             reduction: as in the call with embeddings.
         """
         check_use(guide, self)
-        scores = scores_from_matrices(pos, neg, mask, pos_mask, prior, guide)
+        scores = scores_from_matrices(pos, neg, mask, pos_mask, guide)
         return self.from_pairings(lambda _: scores, pos.device, reduction=reduction)
 
     def from_logits(

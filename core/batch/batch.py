@@ -82,8 +82,7 @@ class Batch:
     ) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = pairing
         self.normalize = normalize
-        queue = known.get("queue")
-        if (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
+        if (documents := Keys.documents(views, queue := known.get("queue"), known.get("negatives"))) is not None:
             views, known["queue"], self.bank = views[:1], documents, "documents"
         self.raw = checks.require_views(views, queue is not None, stacked)
         first = self.raw[0]
@@ -150,8 +149,6 @@ class Batch:
         self.rules, self.empty, self.in_batch = as_rules(false_negatives), empty, in_batch
         self._check_combinations()
         self._check_choices()
-
-    # ---- embeddings ----------------------------------------------------------------------------
 
     @property
     def views(self) -> list[Tensor]:
@@ -220,8 +217,6 @@ class Batch:
         """Bound of the absolute similarities, if known: unit vectors have length one up to rounding."""
         return 1.0001 if self.normalize else None
 
-    # ---- other processes -----------------------------------------------------------------------
-
     def join(self, group: ProcessGroup, of_documents: ProcessGroup | None = None) -> None:
         """Make this a process's part of a batch that several share; documents have numbers of their own."""
         self.group, self.of_documents, self.offset, self.total = group, of_documents, group.offset, group.total
@@ -251,10 +246,8 @@ class Batch:
         for x, rows in zip(absent, gathered.split(widths, 1), strict=True):
             self._gathered[id(x)] = x, rows.unflatten(1, x.shape[1:])
 
-    # ---- validation ----------------------------------------------------------------------------
-
     def _prepared(self, z: Tensor) -> Tensor:
-        wide = z.to(self.dtype)
+        wide = z if z.dtype == self.dtype else z.to(self.dtype)
         return unit(wide, self._eps(z)) if self.normalize else wide
 
     @staticmethod
@@ -282,8 +275,7 @@ class Batch:
 
     def _bank(self, z: Tensor) -> Tensor:
         """Normalize the keys of a queue, or documents, ``(K, d)``."""
-        name = self.bank
-        checks.require_matrix(z, name, f"(keys, {self.width})")
+        checks.require_matrix(z, name := self.bank, f"(keys, {self.width})")
         if z.shape[1] != self.width or len(z) == 0:
             turned = f" It looks transposed: give {name}.T." if z.shape[0] == self.width else ""
             raise ValueError(f"{name}: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")

@@ -74,8 +74,7 @@ class Keys(NamedTuple):
         if len(views) != 2 or not isinstance(documents := views[1], Keys):
             return None
         if queue is not None or documents.positives is None:
-            wanted = "positives=, each query's rows" if queue is None else "no queue= beside them"
-            raise ValueError(f"documents: expected {wanted}: {call}.")
+            raise ValueError(f"documents: expected positives= and no queue=: {call}.")
         return documents
 
     @staticmethod
@@ -87,13 +86,13 @@ class Keys(NamedTuple):
         """Return ``positives`` as rows of documents, ``(queries, P)``, -1 for none; no document twice."""
         if self.positives is None:
             return None
-        given, size = checks.require_tensor(self.positives, "documents: positives"), f"({queries}, {documents})"
+        given = checks.require_tensor(self.positives, "documents: positives")
         if given.dtype == torch.bool and given.shape == (queries, documents):
             most = documents if checks.traced() else max(1, int(given.sum(1).max()))
             marked, rows = given.to(torch.uint8).topk(most)
             return rows.masked_fill(marked == 0, -1)
         if given.dtype == torch.bool or not checks.is_whole(given) or given.dim() > 2 or len(given) != queries:
-            expected = f"expected integers ({queries}, P) or ({queries},), or booleans {size}"
+            expected = f"expected integers ({queries}, P) or ({queries},), or booleans ({queries}, {documents})"
             raise ValueError(f"documents: positives: {expected}, got {checks.shape(given)} of {given.dtype}.")
         rows = given.reshape(queries, -1).long()
         if checks.wanted(rows) and bool((wrong := (rows < -1) | (rows >= documents)).any()):

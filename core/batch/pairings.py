@@ -29,24 +29,25 @@ from torch import Tensor
 from .. import checks
 from ..engine.joined import TiltedNegatives
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, concatenated, matrix_of
+from ..engine.matrix import MatrixNegatives, Negatives, concatenated
+from ..engine.pairs import PairNegatives
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from .batch import Batch
 from .choose_engine import (
     Part,
-    has_matrix,
     has_zeros,
     mask_of,
     masked_matrix,
     masked_negatives,
     negatives_of,
     own_negatives,
+    pairs_of,
 )
 from .joint import joint
 from .options import Keys
 from .rules import limits, rounded_up
-from .scores import Scores, counted_positives
+from .scores import PairScores, Scores, counted_positives
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
@@ -199,12 +200,13 @@ def _one_way(batch: Batch) -> Scores:
     if batch.labels is not None:
         anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    pos = None if has_matrix(batch) else batch.view_similarities(first=True)
+    pairs = pairs_of(batch)
+    pos = batch.view_similarities(first=True) if pairs is None else None
     anchors, *others = batch.views
     if pos is not None and not batch.in_batch:
         return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
-    return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard)
+    return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard, pairs=pairs)
 
 
 def _symmetric(batch: Batch) -> Scores:
@@ -212,7 +214,7 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = None if has_matrix(batch, both=True) else batch.view_similarities()
+    pos = batch.view_similarities()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
@@ -290,8 +292,7 @@ def _mask_of_bank(batch: Batch, bank: Keys) -> Mask:
 def _documents(batch: Batch, bank: Keys, positives: Tensor) -> Scores:
     """Score queries and the documents of all processes, of which a query's positives are in its own process."""
     queries, rows, missing = batch.view(0), positives.clamp(min=0), positives < 0
-    blocks = [(queries, batch.all_documents(bank.embeddings))]
-    neg = masked_negatives(batch, blocks, _mask_of_bank(batch, bank))
+    neg = masked_negatives(batch, [(queries, batch.all_documents(bank.embeddings))], _mask_of_bank(batch, bank))
     if isinstance(neg, MatrixNegatives):
         pos = neg.scores.gather(1, rows)
     else:
@@ -342,20 +343,22 @@ def _scores(
     *,
     both: bool = False,
     hard: Tensor | None = None,
+    pairs: PairNegatives | None = None,
 ) -> Scores:
     """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`.
 
-    Positives that are not given are entries of the matrix of similarities, those that are not negatives.
+    ``pairs`` are negatives that are known already, and bring the positives.
     """
-    neg = negatives_of(batch, parts, both=both, hard=hard)
-    if pos is None:
-        skip = neg.skip if isinstance(neg, MatrixNegatives) else None
-        pos = batch.view_similarities(first=not both) if skip is None else matrix_of(neg).gather(1, skip)
-    scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
+    neg: Negatives = negatives_of(batch, parts, both=both, hard=hard) if pairs is None else pairs
+    if pairs is None:
+        assert pos is not None
+        scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
+    else:
+        scores = PairScores.of(pairs, name, len(batch.raw))
     if batch.adversarial is None and batch.mixed is None:
         return scores
     views = [view for anchors, keys in parts for view in (*anchors, *(keys if both else ()))]
-    anchors, times = batch.stack(views), len(pos) // batch.size
+    anchors, times = batch.stack(views), len(scores.pos) // batch.size
     if batch.adversarial is not None:
         # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
         clean, attacked = parts[0][1][0], batch.adversarial[:, 0]

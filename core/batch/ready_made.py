@@ -28,7 +28,6 @@ def scores_from_matrices(
     neg: Tensor | Negatives,
     mask: Tensor | None,
     pos_mask: Tensor | None,
-    prior: Tensor | None,
     guide: tuple[Tensor, Tensor] | None,
 ) -> Scores:
     """Build scores from matrices of similarities; see :meth:`counterpoint.Objective.from_scores`."""
@@ -45,10 +44,6 @@ def scores_from_matrices(
         error = "pos_mask: expected a positive of at least one anchor, got False everywhere."
         scores.pos_mask, scores.anchor_factor = counted_positives(pos_mask, pos.dtype, error)
     checks.require_finite(scores.pos, "pos")
-    if prior is not None:
-        if checks.require_float(prior, "prior").numel() != anchors:
-            raise ValueError(f"prior: expected one number per anchor, shape ({anchors},), got {checks.shape(prior)}.")
-        scores.prior = checks.require_prior(prior).reshape(-1, 1).to(scores.pos.dtype)
     if guide is not None:
         if not isinstance(guide, (tuple, list)) or [x.shape for x in guide] != [pos.shape, matrix_of(scores.neg).shape]:
             raise ValueError("guide: expected two tensors, of the shapes of pos and of neg.")

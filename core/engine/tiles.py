@@ -99,8 +99,6 @@ class TileNegatives(Negatives):
         self._matrix: MatrixNegatives | None = None
         self._count: Value | None = None
 
-    # ---- blocks --------------------------------------------------------------------------------
-
     def blocks(self, mirrored: bool = False) -> Iterator[Block]:
         """Yield each pair of embeddings and, if its keys are anchors too, the same exchanged.
 
@@ -145,8 +143,6 @@ class TileNegatives(Negatives):
         """Return further arguments of :class:`counterpoint.engine.matrix.Product`, for a matrix used once."""
         return ()
 
-    # ---- which keys count ----------------------------------------------------------------------
-
     @property
     def count(self) -> Value:
         """The number of negatives, each as often as it counts; under limits, counted in a pass of its own."""
@@ -184,8 +180,6 @@ class TileNegatives(Negatives):
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
         self.valid: Value = self.valid * checks.require_negatives(left, LIMITED)
 
-    # ---- as a matrix ---------------------------------------------------------------------------
-
     def dense(self) -> MatrixNegatives:
         """Return the same negatives as a matrix."""
         matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both, *self.once()), self.mask.limits
@@ -206,8 +200,6 @@ class TileNegatives(Negatives):
             with torch.enable_grad():
                 self._matrix = self.dense()
         return self if self._matrix is None else self._matrix
-
-    # ---- reductions ----------------------------------------------------------------------------
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         if guided and self.guide is not None:

@@ -308,16 +308,6 @@ SCORES = {
         ValueError,
         r"pos_mask: expected a positive of at least one anchor, got False everywhere",
     ),
-    "prior range": (
-        lambda: cp.DCL().from_scores(POS, NEG, prior=torch.full((5,), 1.5)),
-        ValueError,
-        r"prior: expected .*\[0, 1\)",
-    ),
-    "prior columns": (
-        lambda: cp.DCL().from_scores(POS, NEG, prior=torch.rand(5, 3)),
-        ValueError,
-        r"prior: .*got \(5, 3\)",
-    ),
     "adversarial missing": (lambda: cp.Robust().from_scores(POS, NEG), ValueError, r"adversarial="),
     "reduction": (lambda: LOSS.from_scores(POS, NEG, reduction="sum"), ValueError, r"unknown reduction 'sum'"),
 }
@@ -516,11 +506,6 @@ VALUES = {
     "fgsm epsilon": (lambda: cp.views.fgsm(torch.sum, Z1, 0.0), ValueError, r"epsilon > 0.*epsilon=0\.0"),
     "pgd steps": (lambda: cp.views.pgd(torch.sum, Z1, 0.1, steps=0), ValueError, r"steps >= 1.*steps=0"),
     "fgsm integers": (lambda: cp.views.fgsm(torch.sum, Z1.long(), 0.1), TypeError, r"x: expected floating-point"),
-    "mix_in": (
-        lambda: cp.views.perturbed(torch.sin, Z1, Z2, LOSS, mixed=1, mix_in="input"),
-        ValueError,
-        r"unknown mix_in 'input'.*mean 'inputs'",
-    ),
 }
 
 CALLS = {

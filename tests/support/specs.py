@@ -150,7 +150,7 @@ def of_scores(
     reduction: Reduction = "mean",
 ) -> torch.Tensor:
     """The loss of scores, also of adversarial and mixed views, or with other positives ``v`` in estimators."""
-    scores = scores_from_matrices(pos, neg, mask, pos_mask, None, None)
+    scores = scores_from_matrices(pos, neg, mask, pos_mask, None)
     scores.v = v
     if adversarial is not None:
         scores.adversarial = cp.Scores(adversarial[0], cp.MatrixNegatives(adversarial[1]))
