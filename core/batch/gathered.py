@@ -34,7 +34,7 @@ def gathered_batch(views: Sequence[View], gather: Gather, **options: Unpack[Batc
         batch.check_finite()
         if batch.guide is not None:
             batch.guide.check_finite()
-        documents = views[1] if isinstance(views[-1], Keys) else None
+        documents = next((x for x in views if isinstance(x, Keys)), None)
         facts = _facts(batch, documents, options)
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
