@@ -91,7 +91,8 @@ class Keys(NamedTuple):
             most = documents if checks.traced() else max(1, int(given.sum(1).max()))
             marked, rows = given.to(torch.uint8).topk(most)
             return rows.masked_fill(marked == 0, -1)
-        if given.dtype == torch.bool or not checks.is_whole(given) or given.dim() > 2 or len(given) != queries:
+        fits = given.dim() in (1, 2) and len(given) == queries and given.numel() > 0
+        if given.dtype == torch.bool or not checks.is_whole(given) or not fits:
             expected = f"expected integers ({queries}, P) or ({queries},), or booleans ({queries}, {documents})"
             raise ValueError(f"documents: positives: {expected}, got {checks.shape(given)} of {given.dtype}.")
         rows = given.reshape(queries, -1).long()
