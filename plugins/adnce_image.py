@@ -77,7 +77,6 @@ HOST = Host(
     "each; the positive in the denominator; nothing gathered",
     spec="infonce:t=0.5",
     tested="torch 2.15, torchvision 0.29, numpy 2.4, opencv 5.0; November 2026",
-    evidence="the clone, unmodified, trains on generated images; 6 steps of --verify: value within 2e-7",
     markers=(("model.py", "class DRO_Loss"),),
     views="its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can "
     "call the objective with more: loss_fn(z1, z2, z3)",

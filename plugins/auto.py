@@ -237,8 +237,6 @@ HOST = Host(
     tensors="what the script has; it trains with its own loss",
     spec="the script's own",
     tested="torch 2.15; November 2026",
-    evidence="the test bed, and 58 ways to write a contrastive loss: what it claims is compared with value and "
-    "gradient",
     max_views=1,
     views="nothing is replaced",
     inputs="nothing is replaced",

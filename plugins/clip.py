@@ -85,8 +85,6 @@ HOST = Host(
     "the positive is on the diagonal and in the denominator",
     spec="infonce:t=host",
     tested="open_clip and SLIP of November 2026, transformers 5.23, torch 2.15",
-    evidence="the clones' losses and transformers' CLIPModel, unmodified, on toy encoders; --verify: value and "
-    "gradient within 1e-5; two processes",
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",

@@ -145,7 +145,6 @@ HOST = Host(
     "positive in the denominator, nothing gathered; z_pos without gradient",
     spec="infonce:t=1",
     tested="torch 2.15, gym 0.26.2, dm_control 1.0.50, mujoco 3.17, numpy 2.4, scikit-image 0.26; November 2026",
-    evidence="the clone, unmodified, trains in dm_control; 4 steps of --verify: value within 5e-7",
     markers=(("curl_sac.py", "class CurlSacAgent"),),
     views="its replay buffer cuts two crops. `counterpoint train control` has more",
     inputs="the criterion sees embeddings, not frames",

@@ -13,8 +13,8 @@ from counterpoint.vectors import widen
 
 from .call import Call
 from .finder.frames import frames
-from .gradient import ROUNDING, Replaced, digits, own_loss, precision_of
-from .host import OWN_LOSS, Seam, SeamError
+from .gradient import CHANGED, ROUNDING, Once, Replaced, digits, own_loss, precision_of
+from .host import OWN_LOSS, Seam, SeamError, world_size
 from .sites import names_at
 
 __all__ = ("Call", "Embeddings")
@@ -50,6 +50,9 @@ class Embeddings(Replaced):
     ) -> None:
         self.seam, self.site, self.where, self.own, self.learned = seam, site, where, own or OWN_LOSS, []
         self.arrived, self._call, self._names, self.told = 0.0, call, names or {}, {}
+        self._key: object = None  # of the ratio in seam.ratios
+        self._skips = False  # the comparison
+        self._tensors: list[Tensor] = []
         self._arguments: list[Any] = []
         self._guides: list[Any] = []  # by the encoder of the first step
         self._learning: list[int] = []  # which of them have a gradient
@@ -66,14 +69,39 @@ class Embeddings(Replaced):
                 self._guides = self.seam.own_guide(arguments)
             except ValueError as error:
                 raise SeamError(f"{self.seam.spec}: at {self.where}, {error}") from error
-        replaced = super().__call__(*(arguments[i] for i in at))
+        self._tensors = [arguments[i] for i in at]
+        self._key = (self.where, id(self.site), self.own, *(x.shape for x in self._tensors))
+        replaced = super().__call__(*self._tensors)
         return self._with(replaced if len(at) > 1 else [replaced])
 
     def returned(self, loss: Any) -> Any:
-        """Note the gradient of the loss that the function has returned, from which the weight follows; return it."""
-        if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad:
-            loss.register_hook(lambda g: setattr(self, "arrived", float(g.sum())))
+        """Return the loss that the function has returned; the weight follows from the gradient that arrives there.
+
+        Where that is enough, backward leaves out the host's own loss: unless that learns something else, too, or other
+        processes take part in it.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            return loss
+        seam, (ratio, steady, calls) = self.seam, self.seam.ratios.get(self._key, (0.0, 0, 0))
+        seam.ratios[self._key] = ratio, steady, calls + 1
+        self._skips = steady >= ALWAYS and not seam.verifies and calls * GOLDEN % 1 >= SHARE
+        if self._skips and not seam.uses_own_loss and world_size() == 1 and self._takes_all_of(loss):
+            return _Loss.apply(self, ratio, loss.detach(), *self._tensors)
+        loss.register_hook(lambda g: setattr(self, "arrived", float(g.sum())))
         return loss
+
+    def _takes_all_of(self, loss: Tensor) -> bool:
+        """Return whether the loss brings a gradient to these tensors alone."""
+        nodes: list[Any] = [loss.grad_fn]
+        seen = {*nodes}
+        for node in nodes:  # to which the loop adds
+            if getattr(node, "call", None) is not self:
+                before = {each for each, _ in node.next_functions if each is not None}
+                if not before:  # a parameter
+                    return False
+                nodes += before - seen
+                seen |= before
+        return True
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
         return self._called(tensors, loss_fn).report(loss_fn)
@@ -87,20 +115,15 @@ class Embeddings(Replaced):
 
         What arrives at the loss that a function returns has one ratio to the weight, unless the function changes it.
         """
-        seam, key = self.seam, (self.where, id(self.site), self.own, *(x.shape for x in tensors))
-        ratio, steady = seam.ratios.get(key, (0.0, 0))
-        if self.arrived and steady >= ALWAYS and not seam.verifies and seam.calls * GOLDEN % 1 >= SHARE:
+        ratio, steady, calls = self.seam.ratios.get(self._key, (0.0, 0, 0))
+        if self.arrived and self._skips:
             return ratio * self.arrived
-        weight = self._compare(g, tensors, dtype)
-        if self.arrived:
-            now = weight / self.arrived
-            seam.ratios[key] = now, steady + 1 if abs(now - ratio) <= DIFFERENCE[dtype] * abs(now) else 0
-        return weight
-
-    def _compare(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> float:
-        """Return the weight of the host's own loss in ``g``, which must be all that is in it."""
         weight, error, allowed = self.fit(g, tensors, dtype)
         self.conclude(error, dtype, allowed)
+        if self.arrived:
+            now = weight / self.arrived
+            steady = steady + 1 if abs(now - ratio) <= DIFFERENCE[dtype] * abs(now) else 0
+            self.seam.ratios[self._key] = now, steady, calls
         return weight
 
     def fit(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[float, float, float]:
@@ -144,6 +167,31 @@ class Embeddings(Replaced):
         return float(value.detach()), [
             torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)
         ]
+
+
+class _Loss(torch.autograd.Function):
+    """The value of a host's loss, with the gradient of the objective.
+
+    It saves no tensors, so that a checkpoint saves as many as where the host's own loss is differentiated.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, call: Embeddings, ratio: float, loss: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.call, ctx.ratio, ctx.tensors = call, ratio, [(x.detach(), x._version) for x in tensors]
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        call, tensors = ctx.call, [x for x, _ in ctx.tensors]
+        if any(x._version != version for x, version in ctx.tensors):
+            raise SeamError(f"the tensors at {call.where} {CHANGED}")
+        call.seam.count()
+        weight = ctx.ratio * widen(g.detach()).sum()
+        with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
+            found = call.trained(lambda fn: [weight * each for each in call._gradients(fn, tensors)[1]], tensors)
+        if torch.is_grad_enabled():  # create_graph=True
+            found = [Once.apply(f, g) for f in found]
+        return (None, None, None, *found)
 
 
 def _largest(tensors: Iterable[Tensor]) -> float:

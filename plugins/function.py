@@ -21,14 +21,13 @@ for a mean over anchors.
 from __future__ import annotations
 
 import functools
-import gc
 import importlib.machinery
 import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ from counterpoint.names import check_known, nearest
 
 from .call import Call, call_of
 from .embeddings import Embeddings
-from .finder.frames import function_name, is_nested
 from .host import OWN_LOSS, Host, Seam, SeamError
 from .sites import Site, functions, is_file, is_installed, is_of_torch
 
@@ -124,17 +122,16 @@ def before(seam: Seam) -> None:
         except SeamError as error:
             file = module.__file__ or ""
             if not is_installed(file):
-                seam.at_end[:] = [each for each in seam.at_end if each is not end]  # the error says it all
                 raise
             if not is_of_torch(file):
                 others.append(str(error))
 
     def end() -> None:
-        for message in [*others, *_not_imported(replaced)] if not seam.calls else ():
+        for message in others if not seam.calls else ():
             seam.say(message)
 
     seam.at_end.append(end)
-    seam.if_wrong = _IF_WRONG
+    seam.if_wrong, seam.behind = _IF_WRONG, replaced.site.function.partition(".")[0]
     for_modules(seam, patch)
 
 
@@ -168,25 +165,6 @@ _IF_WRONG = (
 )
 
 
-def _not_imported(replaced: _Replaced) -> list[str]:
-    """Say where the function is, if it was loaded by something else than an import."""
-    for function in gc.get_objects():
-        if type(function) is not FunctionType or hasattr(function, "counterpoint_replaces"):
-            continue
-        code = function.__code__
-        if function_name(code) != replaced.site.function or not is_file(code.co_filename, replaced.site.file):
-            continue
-        if is_nested(code):
-            return [f"{replaced.site.text} is defined inside another function, which cannot be replaced: name that one"]
-        if vars(sys.modules.get(function.__module__, inspect)).get("__file__") != code.co_filename:
-            return [
-                f"{replaced.site.text} was loaded by exec or runpy, where it cannot be replaced: import its file, or "
-                "run it as the script; a call of cross entropy in it can be replaced wherever it is, `counterpoint "
-                "inject logits --site`"
-            ]
-    return []
-
-
 def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     file, names = getattr(module, "__file__", None), replaced.site.function.split(".")
     if not isinstance(file, str) or not is_file(file, replaced.site.file):
@@ -195,10 +173,10 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     for name in names[:-1]:
         owner = vars(owner).get(name)
         if not isinstance(owner, type):
-            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}{_OTHER}")
+            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}")
     original = vars(owner).get(names[-1])
     if original is None:
-        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}{_OTHER}")
+        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}")
     kind = type(original) if isinstance(original, (staticmethod, classmethod)) else None
     function = original if kind is None else original.__func__
     if not inspect.isfunction(function):
@@ -213,11 +191,8 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     seam.say(f"replaced {replaced.site.function} of {file}")
 
 
-_OTHER = " If you mean another file, give more of its path."
-
-
 def _known(file: str, replaced: _Replaced) -> str:
-    return "." + nearest(replaced.site.function, functions(file))
+    return f".{nearest(replaced.site.function, functions(file))} If you mean another file, give more of its path."
 
 
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -262,11 +237,10 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
 HOST = Host(
     name=NAME,
     title="any script whose loss is a function of embeddings",
-    seam='the function of --replace "FILE:FUNCTION(a, b)"',
+    seam='the function of --replace "FILE:FUNCTION(a, b)", in a file that is imported, not loaded by exec or runpy',
     tensors="the arguments of its calls; --as says how they are compared",
     spec="the function itself; --verify compares it with --own, or with --objective",
     tested="torch 2.15; November 2026",
-    evidence="scripts of the test bed, unmodified: examples/existing_repos/README.md has the table",
     max_views=None,
     views="as many embeddings as the function gets",
     options=("replace", "as", "own", "allow_drift"),

@@ -64,6 +64,7 @@ class Replaced(ABC):
         own: the spec of the host's own loss.
         learned: tensors that our losses depend on beside these, such as the host's scale.
         told: what the treatment that trains is told of.
+        known: whether everything is known that our losses need; until then, the host's own gradient stays.
     """
 
     seam: Seam
@@ -73,16 +74,12 @@ class Replaced(ABC):
     own: str
     learned: list[Tensor]
     told: dict[str, Any]
+    known: bool = True
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Return the same tensors, a single one as it is, with another gradient."""
         out = _Replace.apply(self, precision_of(tensors), len(tensors), *tensors, *self.learned)
         return out[0] if len(tensors) == 1 else out
-
-    @property
-    def known(self) -> bool:
-        """Whether everything is known that our losses need; until then, the host's own gradient stays."""
-        return True
 
     @abstractmethod
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
@@ -113,8 +110,13 @@ class Replaced(ABC):
             return unchanged
         if trains_own and not verifies and seam.report is None:
             return unchanged
-        ours = self.proved(g, tensors, dtype)
-        loss_fn = own_loss(self.own) if trains_own else seam.objective(self.site, self.own)
+        found = self.trained(self.proved(g, tensors, dtype), tensors, trains_own)
+        return unchanged if trains_own else found
+
+    def trained(self, ours: Callable[..., Any], tensors: Sequence[Tensor], own: bool = False) -> list[Tensor | None]:
+        """Report on the batch, and return the gradients of ``ours``; none where the host's own loss trains."""
+        seam = self.seam
+        loss_fn = own_loss(self.own) if own else seam.objective(self.site, self.own)
         loss_fn = loss_fn.to(tensors[0].device)
         if seam.report is not None:
             with torch.no_grad():
@@ -122,11 +124,8 @@ class Replaced(ABC):
             if is_first_process():
                 with seam.report.open("a") as file:
                     file.write(json.dumps({"step": seam.start + seam.calls, **line}) + "\n")
-        if trains_own:
-            return unchanged
-        found = ours(loss_fn)
-        like = (*tensors, *self.learned)
-        return [None if f is None else f.to(x.dtype) for f, x in zip(found, like, strict=True)]
+        pairs = () if own else zip(ours(loss_fn), (*tensors, *self.learned), strict=True)
+        return [None if f is None else f.to(x.dtype) for f, x in pairs]
 
     def _told(self, loss_fn: Objective) -> dict[str, Any]:
         return self.told if isinstance(loss_fn, Treatment) else {}
@@ -192,7 +191,7 @@ class Logits(Replaced):
         self.apart, self.later = apart, later
 
     @property
-    def known(self) -> bool:
+    def known(self) -> bool:  # type: ignore[override]
         return self.positives is not None or self.deduced
 
     @property

@@ -65,8 +65,6 @@ HOST = Host(
     "positive is not in the denominator (fork: mean over negatives); one process",
     spec="infonce:t=0.2,denominator=negatives",
     tested="torch 2.15 with torch_geometric 2.8.1; November 2026",
-    evidence="the clones of GraphCL and ADNCE's graph/, unmodified, train on generated graphs; 9 steps of "
-    "--verify: value within 3e-7",
     markers=(
         ("gsimclr.py", "def loss_cal(self, x, x_aug)"),
         ("gsimclr_robust.py", "def loss_cal(self, x, x_aug, mode, args)"),

@@ -92,14 +92,16 @@ class Seam:
         proofs: calls in which the gradient was that of the host's own loss.
         worst: its largest difference in these, relative.
         proved_at: what the gradient was compared at, embeddings or logits.
-        ratios: of the weight to what arrives at a returned loss, and the steps for which it has stayed, by call.
+        ratios: of the weight to what arrives at a returned loss, the steps for which it has stayed, and the calls.
         if_wrong: what to do about a difference, in words.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
         notes: what else the user should know at the end, by place.
+        behind: the function or class behind whose definition the script's own code is changed; else behind the last.
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
+        own: the host's own loss, once an objective has replaced it; ``host`` while it is not known.
         own_guide: of a treatment that the encoder of the first step guides, or its moving average.
     """
 
@@ -112,7 +114,7 @@ class Seam:
     proofs: int = 0
     worst: float = 0.0
     proved_at: str = ""
-    ratios: dict[object, tuple[float, int]] = field(default_factory=dict)
+    ratios: dict[object, tuple[float, int, int]] = field(default_factory=dict)
     if_wrong: str = (
         "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "
         "inject auto` says what it computes. --allow-drift trains on regardless."
@@ -120,9 +122,11 @@ class Seam:
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    behind: str = ""
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
+    own: str = OWN_LOSS
     own_guide: OwnGuide | None = None
     _objectives: dict[int, Objective] = field(default_factory=dict)
     _last_call: float | None = None
@@ -192,6 +196,7 @@ class Seam:
             own: the host's own loss, whose temperature and denominator are those of an objective that names none.
         """
         if id(criterion) not in self._objectives:
+            self.own = own if self.own == OWN_LOSS else self.own
             loss_fn = self._objectives[id(criterion)] = objective_of(self.spec, own)
             for module in loss_fn.modules():
                 if isinstance(module, Schedule):
@@ -239,7 +244,6 @@ class Host:
         tensors: what is there: normalized? divided by a temperature? positive in the denominator? gathered?
         spec: the host's own loss at its default settings.
         tested: versions with which the unmodified host ran, and when.
-        evidence: what ran, and what was compared.
         markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
             Empty for hosts that are packages.
         package: for hosts that are installed packages.
@@ -270,7 +274,6 @@ class Host:
     inputs: str = ""
     options: tuple[str, ...] = ()
     hint: str = ""
-    evidence: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], object] | None = None
     after: Callable[[Seam, ModuleType], object] | None = None

@@ -97,9 +97,6 @@ class ContrastiveLoss(nn.Module):
         loss = loss_of(self.objective, logits, labels, call="from_logits", reduction=reduction, **options)
         return loss.sum() if self.reduction == "sum" else loss
 
-    def extra_repr(self) -> str:
-        return f"{self.objective}, scale={number_of(self.scale):g}"
-
 
 def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) -> None:
     """Warn if parameters are cosines, but similarities cannot be: the scale is most likely missing.
@@ -178,7 +175,6 @@ HOST = Host(
     "denominator; gathered if the script gathers",
     spec="infonce:t=host",
     tested="torch 2.15; November 2026",
-    evidence="scripts of the test bed, unmodified: examples/existing_repos/README.md has the table",
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",

@@ -114,8 +114,6 @@ HOST = Host(
     "divided by --moco-t, positive in column 0 and in the denominator; keys gathered for the queue, the loss is local",
     spec="infonce:t=0.07",
     tested="commits 3b42c2a and 132aea9 with torch 2.15, torchvision 0.29; November 2026",
-    evidence="the clone, unmodified but on a CPU, trains on generated images; 8 steps of --verify: value within "
-    "1.2e-6, absolute",
     markers=(("moco/builder.py", "_dequeue_and_enqueue"),),
     views="its loader makes two crops of an image and its training loop reads two. A loop of your own can call the "
     "objective with more: loss_fn(q, k, queue=queue), q and k of shape (B, views, dim)",

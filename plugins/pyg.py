@@ -80,9 +80,6 @@ class ContrastiveLoss(nn.Module):
             )
         return loss_of(self.objective, *views, pairing=options.pop("pairing", self.pairing), **options)
 
-    def extra_repr(self) -> str:
-        return f"pairing={self.pairing!r}" if self.pairing else ""
-
 
 def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the rows of the nodes that are in all views, in the same order, and these nodes.
@@ -184,7 +181,6 @@ HOST = Host(
     "samples and two masks (PyGCL); the positive is in the denominator",
     spec="infonce:t=0.4",
     tested="GRACE and PyGCL of November 2026, torch-geometric 2.8, torch 2.15",
-    evidence="the clones' losses, unmodified, on toy encoders; 4 steps of --verify: value and gradient within 1e-5",
     sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:*.semi_loss": None},
     views="its models augment a graph twice. A loop of your own can call the objective with more views",
     inputs="the loss sees embeddings, not graphs",

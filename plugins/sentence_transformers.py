@@ -386,8 +386,6 @@ HOST = Host(
     "out; of all processes' texts with gather_across_devices=True; the positive is in the denominator",
     spec="infonce:t=host",
     tested="sentence-transformers 6.2, transformers 5.23, torch 2.15, November 2026",
-    evidence="scripts with each of these losses, unmodified; --verify in float64: value and gradient within "
-    "1e-10; two processes",
     package="sentence_transformers",
     max_views=1,
     views="logits do not say which columns are views of one sample. Change one line instead: loss = "

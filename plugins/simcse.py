@@ -88,8 +88,6 @@ HOST = Host(
     "the own rows only; logits are cosines / --temp, positive in the denominator, one direction",
     spec="infonce:t=0.05",
     tested="transformers 4.30.2, 4.44.2, 4.57.6 and 5.23.0 with torch 2.15; November 2026",
-    evidence="the clones of SimCSE and ADNCE's sentence/, unmodified, train on generated text; 5 steps of "
-    "--verify: value within 5e-7",
     markers=(("simcse/models.py", "def cl_forward("),),
     views="its data sets have a sentence twice, or pairs. `counterpoint train sentence` has more views",
     inputs="sentences cannot be moved a little, or averaged",

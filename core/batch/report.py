@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import copy, deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -100,8 +100,7 @@ def _scores(
     collector = copy(objective)
     collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
     scores, device = getattr(collector, call)(*map(_copy, args), **{k: _copy(v) for k, v in options.items()})
-
-    return partial(_with_gradient, scores), device
+    return cache(partial(_with_gradient, scores)), device  # the loss must use the matrix that is differentiated by
 
 
 def _with_gradient(scores: Callable[[str], Scores], pairing: str) -> Scores:

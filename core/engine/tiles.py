@@ -153,7 +153,7 @@ class TileNegatives(Negatives):
         elif self._count is None:
             self._count = 1.0  # so that the mean below is the sum
             with torch.no_grad():
-                self._count = self._sum_of_weights()
+                self._count = self.reduce(Mean, _ONES, True)[0]
         return self._count
 
     @count.setter
@@ -161,9 +161,6 @@ class TileNegatives(Negatives):
         self._count = value
         if self._matrix is not None:
             self._matrix.count = value
-
-    def _sum_of_weights(self) -> Tensor:
-        return self.reduce(Mean, _ONES, True)[0]
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
         first = len(self.pairs[0][1]) - exempt if exempt else None

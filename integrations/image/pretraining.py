@@ -4,6 +4,7 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning
@@ -90,9 +91,7 @@ def batches(data: ImageSet, module: Pretraining, epoch: int = 0) -> list[Tensor]
     return [rows for rows in order.split(batch) if len(rows) == batch]
 
 
-def pretrain(
-    module: Pretraining, data: ImageSet, run: Run | None = None, watch: Watch | None = None, progress: bool = False
-) -> float:
+def pretrain(module: Pretraining, data: ImageSet, run: Run | None = None, watch: Watch | None = None) -> float:
     """Train as the settings of the method say, and return the mean loss of the last epoch.
 
     The objective always computes in float32. ``cosine`` decays the learning rate to a thousandth, step by step, after
@@ -102,7 +101,6 @@ def pretrain(
         run: stores losses and checkpoints, and resumes after an interruption.
         watch: evaluates the encoder after every ``settings.watch`` epochs; the run logs the numbers as
             ``validation_NAME``.
-        progress: show the epochs, where no run does.
     """
     settings = module.settings
     steps = len(batches(data, module))
@@ -126,25 +124,20 @@ def pretrain(
         if schedule is not None:
             schedule.load_state_dict(state["schedule"])
         store.set_rng_state(state["rng"])
-    epochs: Any = range(start, settings.epochs)
-    if run is not None:
-        epochs = run.track(epochs, settings.epochs)
-    elif progress:
-        epochs = store.track(epochs, "epochs", settings.epochs, start)
+    left = range(start, settings.epochs)
+    epochs = store.track(left, "epochs") if run is None else run.track(left, settings.epochs)
     saved = time.monotonic()
     for epoch in epochs:
         total: Tensor | float = 0.0
         numbers: dict[str, float] = {}
         for step, rows in enumerate(batches(data, module, epoch)):
             optimizer.zero_grad()
-            value = model(fabric.to_device((data.x[rows], data.y[rows], rows)), epoch, step)
+            with nullcontext() if run is None or step else cp.log_reports(module, numbers.update):
+                value = model(fabric.to_device((data.x[rows], data.y[rows], rows)), epoch, step)
             fabric.backward(value)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-            if step == 0:
-                report = cp.InfoNCE().report(*module.method.projections)
-                numbers = {name: report[name] for name in ("positive_mean", "negative_mean", "negative_variance")}
             total = total + value.detach()  # without synchronizing
         loss = float(total) / steps
         if run is None:

@@ -89,10 +89,9 @@ def objective_of(objective: str | None, loss: Finding) -> list[str]:
 
 
 def _objective(loss: Finding, t: str) -> list[str]:
-    form, cosines = str(loss["form"]), loss.get("normalized")
+    form, name = str(loss["form"]), "hcl" if loss.get("normalized") else "infonce"
     if form.startswith(("infonce", "siglip")):
-        form = form.replace("infonce", "hcl") if cosines else "infonce" if form == "siglip" else form
-        form = "hcl" if form == "siglip" else form
+        form = form.replace("infonce", name).replace("siglip", name)
     return ["--objective", spec_of(form, loss, t)]
 
 

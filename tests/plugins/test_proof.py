@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import counterpoint as cp
 from counterpoint.plugins.embeddings import Call, Embeddings
 from counterpoint.plugins.gradient import CROSS_ENTROPY, Logits
-from counterpoint.plugins.host import DifferenceError, Seam
+from counterpoint.plugins.host import DifferenceError, Seam, SeamError
 
 B, HCL = 12, cp.objective("hcl:t=0.1")
 ONE_WAY = {"pairing": "one_way"}
@@ -57,6 +57,82 @@ def test_a_factor_within_the_function_that_changes_is_compared_in_every_step():
         got, expected = step(seam, lambda a, b, i=i: (1 + i) * nt_xent(a, b))
         torch.testing.assert_close(got, [(1 + i) * each for each in expected])
     assert seam.proofs == 60
+
+
+@pytest.fixture
+def steady():
+    """A seam whose comparisons have found one ratio, so that most calls are not compared."""
+    torch.manual_seed(0)
+    seam = Seam("hcl:t=0.1")
+    for _ in range(30):
+        step(seam, nt_xent)
+    return seam
+
+
+def test_the_backward_pass_of_the_host_is_left_out_where_it_is_not_compared(steady):
+    passes, proofs = [], steady.proofs
+
+    def watched(a, b):
+        loss = nt_xent(a, b)
+        loss.register_hook(lambda g: passes.append(g))
+        return loss * 1
+
+    for _ in range(40):
+        got, expected = step(steady, watched, times=65536.0)
+        torch.testing.assert_close(got, [*expected])
+    assert len(passes) == steady.proofs - proofs <= 6
+
+
+def test_what_else_a_function_learns_keeps_its_gradient(steady):
+    bias = torch.tensor(2.0, dtype=torch.double, requires_grad=True)
+    for _ in range(40):
+        got, expected = step(steady, lambda a, b: nt_xent(a, b) + bias**2, times=3.0)
+        torch.testing.assert_close(got, [*expected])
+    torch.testing.assert_close(bias.grad, torch.tensor(40 * 3.0 * 4, dtype=torch.double))
+
+
+@pytest.mark.parametrize("how", ["another name", "a second term", "twice", "checkpoint", "reentrant"])
+def test_whatever_a_script_does_with_the_loss(steady, how):
+    """The loss may be differentiated by another name, twice, and beside another term, which is an error."""
+    taken = []
+
+    def loss_of(a, b):
+        taken[:] = [nt_xent(a, b), a]
+        return taken[0]
+
+    for _ in range(40):
+        a, b = (torch.randn(B, 8, dtype=torch.double).requires_grad_() for _ in range(2))
+
+        def forward(a, b):
+            call = Embeddings(steady, "nt_xent", "infonce:t=0.1", lambda *z: Call(z, ONE_WAY))
+            return call.returned(loss_of(*call(a, b)))
+
+        if how in ("checkpoint", "reentrant"):
+            torch.utils.checkpoint.checkpoint(forward, a, b, use_reentrant=how == "reentrant").backward()
+        elif how == "another name":
+            forward(a, b)
+            taken[0].backward()
+        elif how == "twice":
+            loss = forward(a, b)
+            loss.backward(retain_graph=True)
+            (-0.5 * loss).backward()
+        else:
+            with pytest.raises(DifferenceError, match="in call 3"):
+                (forward(a, b) + taken[1].sum()).backward()
+            break
+        expected = torch.autograd.grad(HCL(a, b, **ONE_WAY) * (0.5 if how == "twice" else 1), [a, b])
+        torch.testing.assert_close([a.grad, b.grad], [*expected])
+
+
+def test_embeddings_that_are_changed_before_the_backward_pass(steady):
+    for _ in range(14):
+        leaf = torch.randn(B, 8, dtype=torch.double, requires_grad=True)
+        a, b = leaf * 1, torch.randn(B, 8, dtype=torch.double)
+        call = Embeddings(steady, "nt_xent", "infonce:t=0.1", lambda *z: Call(z, ONE_WAY))
+        loss = call.returned(nt_xent(*call(a, b)))
+        a.mul_(2)
+        with pytest.raises(SeamError, match="were changed in place"):
+            loss.backward()
 
 
 def test_cross_entropy_is_compared_with_its_gradient_and_other_forms_with_that_of_the_objective():

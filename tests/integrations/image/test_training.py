@@ -347,8 +347,8 @@ def test_a_run_can_be_restored(tmp_path, monkeypatch):
     assert exported.keys() == encoder.state_dict().keys()
     assert all(torch.equal(value, exported[name]) for name, value in encoder.state_dict().items())
     numbers = run.metrics()[-1]
-    assert -1 <= numbers["negative_mean"] <= numbers["positive_mean"] <= 1
-    assert numbers["negative_variance"] > 0
+    assert -1 <= numbers["report/negative_mean"] <= numbers["report/positive_mean"] <= 1
+    assert 0 < numbers["report/effective_negatives"] <= numbers["report/negatives"]
 
 
 def test_the_documents_own_network_and_the_encoder_of_a_run(tmp_path):
