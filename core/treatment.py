@@ -244,9 +244,8 @@ class Treatment(Wrapper):
             drop = self._same(s, out, columns, positive.any(-1), known, logits.dtype)
             if "labels" in self.told:
                 labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
-            if known.get("guide") is not None:
-                known["guide"] = guided(known["guide"], s, columns).expand_as(s)
-            judge = s if known.get("guide") is None else known["guide"]
+            judge = s if known.get("guide") is None else guided(known["guide"], s, columns).expand_as(s)
+            known["guide"] = judge
             left, tally = self._left(~(out | positive), drop, judge, judge, positive)
         return logits.masked_fill(~(left | out | positive), -torch.inf), labels, tally
 

@@ -213,8 +213,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         return None
     refusal = _refusal(objective, scores, reduction)
     if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
-        factor = scores.anchor_factor
-        total = len(scores.pos) if factor is None else factor.sum().clamp(min=1)
+        total = len(scores.pos) if scores.anchor_factor is None else scores.anchor_factor.sum().clamp(min=1)
 
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
             values: dict[str, Any] = dict(zip(names, known, strict=True))

@@ -44,7 +44,7 @@ class Keys(NamedTuple):
         shared: whether a sample's hard negatives are also those of all others.
         own_log_weight: logarithm of the weight of a sample's own hard negatives (SimCSE's hard-negative weight).
         positives: the rows of each query's documents, ``(Q, P)`` integers, padded with -1, or ``(Q,)``; or booleans
-            ``(Q, K)``, of which the CPU reads how many are True. Queries without any do not count.
+            ``(Q, K)``. Queries without any do not count, but in statistics of the batch, as of ``mu="auto"``.
 
     >>> import torch, counterpoint as cp
     >>> z1, z2, bank = torch.randn(3, 4, 8)

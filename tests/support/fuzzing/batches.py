@@ -90,6 +90,8 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
         options["queue"] = leaf(torch.cat([draw(1)[0], draw(1)[0]])[: size + 2])
         options["positives"] = torch.randint(-1, size + 1, (size, 1 + case["seed"] % 3), generator=g)
         options["positives"][0, 0] = 1
+        if '"shared": true' in words or '"radius": 0' in words:  # statistics include queries without positives
+            options["positives"].clamp_(min=0)
         pairing = None
         if known == "documents with ids":
             options["ids"] = torch.arange(size) % max(2, size - 1)
