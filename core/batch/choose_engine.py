@@ -32,7 +32,9 @@ PAIRS_CPU, PAIRS = 2**17, 2**26
 SEPARATE_CPU = 2**18
 
 # What scores say of each anchor, beside its negatives.
-PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor", "index", "guide_pos")
+PER_ANCHOR = (
+    "pos", "pos_mask", "denominator_pos", "v", "prior", "positive_factor", "anchor_factor", "index", "guide_pos",
+)  # fmt: skip
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -168,7 +170,7 @@ def masked_negatives(
     else:
         neg = TileNegatives(blocks, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional
-    if (mask.ids is not None or mask.zeros) and not optional:
+    if (mask.ids is not None or mask.positives is not None or mask.zeros) and not optional:
         neg.valid = checks.require_negatives(neg.count)
     return neg
 
@@ -211,12 +213,14 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         return None
     refusal = _refusal(objective, scores, reduction)
     if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
-        anchors = len(scores.pos)
+        total = len(scores.pos) if scores.anchor_factor is None else scores.anchor_factor.sum().clamp(min=1)
 
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
             values: dict[str, Any] = dict(zip(names, known, strict=True))
             of_chunk = replace(scores, neg=chunk, **values)
-            return of_chunk.mark_invalid(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
+            each = of_chunk.positives_mean(of_chunk.mark_invalid(objective.losses(of_chunk))).squeeze(1)
+            each = each if of_chunk.anchor_factor is None else each * of_chunk.anchor_factor
+            return each.sum() * (scores.share / total)
 
         with with_host_values({**host_values(), **learned}):
             loss = loss_in_chunks(neg, part, tensors, parameters)
@@ -255,7 +259,7 @@ def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
         return f"{objective} depends on statistics of all anchors"
     if scores.adversarial is not None or scores.mixed:
         return "adversarial= and mixed= have negatives of their own"
-    return None if scores.uniform else "the anchors have weights, or are in several processes"
+    return None if scores.neg.group is None else "the anchors are in several processes"
 
 
 def _says_that_anchors_are_separate(objective: Any) -> bool:

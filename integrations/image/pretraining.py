@@ -3,7 +3,7 @@
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -30,8 +30,8 @@ Watch = Callable[[nn.Module], dict[str, float]]
 class Pretraining(nn.Module):
     """A method with its augmentation: maps batches to losses.
 
-    Batches are ``(images, classes)``: ``uint8`` images, which the module augments on their device. Views depend on
-    seed, epoch and step alone, so every objective sees the same ones, and so does a resumed run.
+    Batches are ``(images, classes)``, or with the images' positions in the data set: ``uint8`` images, which the module
+    augments on their device. Views depend on seed, epoch and step alone, for every objective and in a resumed run.
 
     Args:
         seed: of views, shuffling and everything else that is random.
@@ -41,18 +41,20 @@ class Pretraining(nn.Module):
         super().__init__()
         self.method, self.recipe, self.settings, self.seed = method, recipe, method.settings, seed
 
-    def forward(self, batch: tuple[Tensor, Tensor], epoch: int = 0, step: int = 0) -> Tensor:
+    def forward(self, batch: Sequence[Tensor], epoch: int = 0, step: int = 0) -> Tensor:
         """Compute the loss of a batch."""
 
         def generator(stream: int, device: Any = "cpu") -> torch.Generator:
             key = f"{self.seed} {epoch} {step} {stream} 0"  # the 0 repeats the views of stored runs
             return torch.Generator(device).manual_seed(int(store.checksum(key)[:15], 16))
 
-        images, y = batch
+        images, y, *positions = batch
         views = [self.recipe(images, generator(view)) for view in range(self.method.views)]
+        known = self.ids(y, generator(-2))
         if isinstance(self.method, SimCLR):
             self.method.generator = generator(-1, views[0].device)
-        return self.method(views, **self.ids(y, generator(-2)))  # type: ignore[no-any-return]
+            known |= dict(zip(["index"], positions, strict=False))
+        return self.method(views, **known)  # type: ignore[no-any-return]
 
     def ids(self, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the ids of images, so that a share of the false negatives is left out; nothing to keep them all."""
@@ -131,7 +133,7 @@ def pretrain(module: Pretraining, data: ImageSet, run: Run | None = None, watch:
         for step, rows in enumerate(batches(data, module, epoch)):
             optimizer.zero_grad()
             with nullcontext() if run is None or step else cp.log_reports(module, numbers.update):
-                value = model(fabric.to_device((data.x[rows], data.y[rows])), epoch, step)
+                value = model(fabric.to_device((data.x[rows], data.y[rows], rows)), epoch, step)
             fabric.backward(value)
             optimizer.step()
             if schedule is not None:

@@ -193,6 +193,15 @@ def test_every_objective_sees_the_same_views():
     assert not torch.equal(first[0], first[2])
 
 
+def test_sogclr_knows_which_image_is_which():
+    method = built("simclr", "sogclr:size=128", width=16, epochs=1, batch=64)
+    module = Pretraining(method, recipe("digits", 16), seed=3)
+    pretrain(module, load("digits").draw(128))
+    (log_u,), (before,) = (x.buffers() for x in (method.objective, built("simclr", "sogclr:size=128").objective))
+    assert len(log_u) == 256
+    assert (log_u != before).all()  # each view of each image has met negatives
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_false_negatives_are_kept_at_the_ratio(ratio):
     module = Pretraining(built("simclr", "infonce", false_negatives=ratio), recipe("digits", 16))
