@@ -52,7 +52,6 @@ class Embeddings(Replaced):
         self.arrived, self._call, self._names, self.told = 0.0, call, names or {}, {}
         self._key: object = None  # of the ratio in seam.ratios
         self._skips = False  # the comparison
-        self._tensors: list[Tensor] = []
         self._arguments: list[Any] = []
         self._guides: list[Any] = []  # by the encoder of the first step
         self._learning: list[int] = []  # which of them have a gradient
@@ -69,9 +68,9 @@ class Embeddings(Replaced):
                 self._guides = self.seam.own_guide(arguments)
             except ValueError as error:
                 raise SeamError(f"{self.seam.spec}: at {self.where}, {error}") from error
-        self._tensors = [arguments[i] for i in at]
-        self._key = (self.where, id(self.site), self.own, *(x.shape for x in self._tensors))
-        replaced = super().__call__(*self._tensors)
+        tensors = [arguments[i] for i in at]
+        self._key = (self.where, id(self.site), self.own, *(x.shape for x in tensors))
+        replaced = super().__call__(*tensors)
         return self._with(replaced if len(at) > 1 else [replaced])
 
     def returned(self, loss: Any) -> Any:
@@ -86,7 +85,7 @@ class Embeddings(Replaced):
         seam.ratios[self._key] = ratio, steady, calls + 1
         self._skips = steady >= ALWAYS and not seam.verifies and calls * GOLDEN % 1 >= SHARE
         if self._skips and not seam.uses_own_loss and world_size() == 1 and self._takes_all_of(loss):
-            return _Loss.apply(self, ratio, loss.detach(), *self._tensors)
+            return _Loss.apply(self, ratio, loss.detach(), *(self._arguments[i] for i in self._learning))
         loss.register_hook(lambda g: setattr(self, "arrived", float(g.sum())))
         return loss
 

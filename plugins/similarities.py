@@ -55,6 +55,8 @@ def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> Non
             "similarities do not say which samples they are of. margin= and threshold= need nothing else"
         )
     pairs = _Pairs(calls, apart, own, scales * 2) if apart else None
+    torch.jit._state.disable()  # functions that are scripted would not call what is replaced, nor could be
+    seam.at_end.append(torch.jit._state.enable)
     for owner in OWNERS:
         for name in _MATRICES | {"sum"} if pairs else _MATRICES:
             if callable(original := getattr(owner, name, None)):

@@ -6,8 +6,8 @@
 The script trains, and takes turns between the objective in one edited line and the objective injected, in the order of
 ``ABBA``. A step lasts from the call of the loss to the next one, so that loading, augmenting, the encoder and the
 optimizer are in it; steps before or behind a batch of another size are left out. Measures CPU time on one thread, after
-the first steps, in which every call is compared. Prints the median of the ratios within a pair, and an interval of 95 %
-for it from their ranks.
+``--warm`` steps, in which every call is compared. Prints the median of the ratios within a pair, and an interval of
+95 % for it from their ranks.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ import counterpoint as cp
 from counterpoint.plugins import graphcl, launch, simcse
 from counterpoint.plugins.host import Seam
 
-WARM = 60
-
 
 class EnoughError(Exception):
     """End the host's script."""
@@ -43,13 +41,15 @@ class EnoughError(Exception):
 class Turns:
     """Takes turns between two functions, and notes how long the step of each call is."""
 
-    def __init__(self, edited: Callable[..., Any], injected: Callable[..., Any], size: Any, pairs: int) -> None:
-        self.functions, self.size, self.pairs = (edited, injected), size, pairs
+    def __init__(
+        self, edited: Callable[..., Any], injected: Callable[..., Any], size: Any, warm: int, pairs: int
+    ) -> None:
+        self.functions, self.size, self.warm, self.pairs = (edited, injected), size, warm, pairs
         self.steps: list[tuple[int, int, float]] = []  # variant, batch size and start
 
     def ratios(self) -> list[float]:
         found = []
-        for i in range(WARM, len(self.steps) - 2, 2):
+        for i in range(self.warm, len(self.steps) - 2, 2):
             (a, *_), (b, *_), _ = three = self.steps[i : i + 3]
             if len({size for _, size, _ in three}) == 1:
                 seconds = {a: three[1][2] - three[0][2], b: three[2][2] - three[1][2]}
@@ -64,20 +64,20 @@ class Turns:
         return self.functions[turn](*args, **inputs)
 
 
-def of_graphcl(seam: Seam, pairs: int) -> tuple[Any, list[Turns]]:
+def of_graphcl(seam: Seam, *counts: int) -> tuple[Any, list[Turns]]:
     loss_fn, turns = cp.objective(seam.spec), []
 
     def after(seam: Seam, module: Any) -> None:
         graphcl.patch(seam, module)
         injected = module.simclr.loss_cal
         edited = lambda self, x, x_aug: loss_fn(x, x_aug, pairing="one_way")  # noqa: E731
-        turns.append(Turns(edited, injected, lambda self, x, x_aug: len(x), pairs))
+        turns.append(Turns(edited, injected, lambda self, x, x_aug: len(x), *counts))
         module.simclr.loss_cal = lambda *args: turns[0](*args)
 
     return replace(graphcl.HOST, after=after), turns
 
 
-def of_simcse(seam: Seam, pairs: int) -> tuple[Any, list[Turns]]:
+def of_simcse(seam: Seam, *counts: int) -> tuple[Any, list[Turns]]:
     turns: list[Turns] = []
 
     def before(seam: Seam) -> None:
@@ -87,7 +87,7 @@ def of_simcse(seam: Seam, pairs: int) -> tuple[Any, list[Turns]]:
         names = vars(ModuleType("edited")) | vars(models) | {"objective": cp.objective(seam.spec)}
         exec(text.replace(line, 'loss = objective(z1, z2, pairing="one_way")'), names)
         simcse.patch(seam)
-        turns.append(Turns(names["cl_forward"], models.cl_forward, lambda *_, input_ids, **__: len(input_ids), pairs))
+        turns.append(Turns(names["cl_forward"], models.cl_forward, lambda *_, input_ids, **__: len(input_ids), *counts))
         models.cl_forward = lambda *args, **inputs: turns[0](*args, **inputs)
 
     return replace(simcse.HOST, before=before), turns
@@ -99,12 +99,13 @@ def main() -> None:
     parser.add_argument("clone", type=Path)
     parser.add_argument("--objective", default="hcl")
     parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--warm", type=int, default=60, metavar="STEPS")
     parser.add_argument("script", nargs="+", metavar="-- SCRIPT", help="and its arguments")
     args = parser.parse_args()
     torch.set_num_threads(1)
     temperature = {"graphcl": "t=0.2", "simcse": "t=0.05"}[args.host]
     seam = Seam(f"{args.objective}:{temperature}")
-    host, turns = {"graphcl": of_graphcl, "simcse": of_simcse}[args.host](seam, args.pairs)
+    host, turns = {"graphcl": of_graphcl, "simcse": of_simcse}[args.host](seam, args.warm, args.pairs)
     os.chdir(args.clone)
     with suppress(EnoughError):
         launch.run(host, seam, Path(args.script[0]), args.script[1:])
@@ -112,7 +113,7 @@ def main() -> None:
     half = round(1.96 * len(ratios) ** 0.5 / 2)
     middle = len(ratios) // 2
     low, high = ratios[max(0, middle - half)], ratios[min(len(ratios) - 1, middle + half)]
-    starts = [at for _, _, at in turns[0].steps[WARM:]]
+    starts = [at for _, _, at in turns[0].steps[args.warm :]]
     step = 1000 * statistics.median(b - a for a, b in pairwise(starts))
     print(
         f"{args.host}, {seam.spec}: injected / edited {statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}), "

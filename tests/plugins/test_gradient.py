@@ -581,3 +581,36 @@ def test_whatever_command_auto_prints_trains_as_the_script_or_with_the_objective
         assert ours.code == 0, ours.err
         assert "was that of the host's own loss in " in ours.err
         assert ours.out != plain.out
+
+
+SCRIPTED = """
+import torch
+
+
+@torch.jit.script
+def scores(q: torch.Tensor, k: torch.Tensor):
+    positives = torch.einsum("ni,ni->n", q, k)
+    return positives, torch.einsum("ni,mi->nm", q, k)
+"""
+
+
+def test_products_of_a_function_that_is_scripted(tmp_path, monkeypatch):
+    """It is defined when the script runs, so that torch.jit must not see it."""
+    (tmp_path / "scripted.py").write_text(SCRIPTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    seam = Seam(HCL, options={"product": ["scripted.py:8,7"], "own": "infonce:t=0.1"})
+    before(seam)
+    try:
+        import scripted
+
+        torch.manual_seed(0)
+        q, k = (F.normalize(torch.randn(B, WIDTH).double(), dim=1).requires_grad_() for _ in range(2))
+        positives, s = scripted.scores(q, k)
+        (torch.logsumexp(s / 0.1, 1) - positives / 0.1).mean().backward()
+    finally:
+        seam.end()
+        sys.modules.pop("scripted", None)
+    assert (seam.calls, seam.proofs) == (1, 1)
+    expected = torch.autograd.grad(hcl(q, k), [q, k])
+    torch.testing.assert_close([q.grad, k.grad], [*expected])
+    assert torch.jit._state._enabled.enabled

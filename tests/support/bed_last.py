@@ -20,7 +20,10 @@ train(lambda a, b: (pretrain.do_CL(a, b, args)[0] + pretrain.do_CL(b, a, args)[0
             losses,
             command,
         )
-        for name, losses, command in (("InfoNCE", [("pretrain.py", IN, 10, "diagonal")], ANY), ("EBM_NCE", [], ""))
+        for name, losses, command in (
+            ("InfoNCE", [("pretrain.py", IN, 10, "diagonal")], ANY),
+            ("EBM_NCE", [("pretrain.py", "binary", 0, "")] * 2, ""),
+        )
     },
     "NCL": Member(
         "NCL",

@@ -115,7 +115,7 @@ def run(folder: Path, hosts: Path, member: Member, *words: str) -> tuple[int, st
 
 
 def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
-    """Return form, outcome, road, largest differences, and how it trains with other objectives."""
+    """Return form, outcome, road, largest difference, and how it trains with other objectives."""
     write_driver(member, hosts, folder)
     code, said = run(folder, hosts, member, "auto", *member.words, "--json", "found.json")
     text = (folder / "found.json").read_text() if (folder / "found.json").exists() else ""
@@ -128,28 +128,26 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
     command, as_expected = found["commands"][0][2:-2] if found["commands"] else None, verdict(member, found)
     command = None if command and "--only" in command else command
     if "the script ended with an error" in said and not losses:
-        return [form, f"does not start: {reason(said).removeprefix('no: ')}", "", "", "", "", ""]
+        return [form, f"does not start: {reason(said).removeprefix('no: ')}", "", "", "", ""]
     if not text or "Traceback" in said:
-        return [form, f"wrong: {reason(said)}", "", "", "", "", ""]
+        return [form, f"wrong: {reason(said)}", "", "", "", ""]
     if bool(command) != (code == 0):
-        return [form, f"wrong: exit code {code}, but {'a' if command else 'no'} command", "", "", "", "", ""]
+        return [form, f"wrong: exit code {code}, but {'a' if command else 'no'} command", "", "", "", ""]
     if command and not losses:
-        return [form, f"wrong: {' '.join(command)}, but no loss", "", "", "", "", ""]
+        return [form, f"wrong: {' '.join(command)}, but no loss", "", "", "", ""]
     if command is None:
         some = any(loss["ours"] for loss in losses)
         outcome = NAMED if found["losses"] else NOT_FOUND if member.losses else NOTHING
         outcome = HALF if some and any(loss.get("command") for loss in losses) else outcome
-        known = [[x[k] for x in losses if k in x and x["ours"]] for k in DIFFERENCES]
-        columns = [f"{max(each):.1g}" if each else "" for each in known]
-        return [form, as_expected.partition(":")[0] * as_expected.startswith("wrong") or outcome, "", *columns, "", ""]
+        known = [x["gradient_difference"] for x in losses if "gradient_difference" in x and x["ours"]]
+        outcome = as_expected.partition(":")[0] * as_expected.startswith("wrong") or outcome
+        return [form, outcome, "", f"{max(known):.1g}" if known else "", "", ""]
     at = command.index("--objective") + 1
     own = "siglip:t=host,b=host" if losses[0]["form"] == "siglip" else command[at].replace("adnce:", "infonce:")
     if "--own" in command:
         own = command[command.index("--own") + 1]
     code, said = run(folder, hosts, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
-    match = re.search(r"relative (\S+), in \d+ steps(?:; their gradients .* by (\S+) at most)?", said)
     proof = re.search(r"of the host's own loss in \d+ of them, within (\S+), relative", said)
-    differences = [match[1], match[2] or ""] if match else ["", proof[1] if proof else ""]
     outcome = as_expected if as_expected.startswith("wrong") else WORKS
     if tell or code:
         print(said)
@@ -163,13 +161,12 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
         if code:
             print(said)
             outcome = outcome if outcome != WORKS else f"wrong: {spec} does not train"
-    return [form, outcome, f"`inject {command[0]}`", *differences, *trained]
+    return [form, outcome, f"`inject {command[0]}`", proof[1] if proof else "", *trained]
 
 
 PAGE = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"
-HEADER = "| code base | form | outcome | road | value | gradient | hcl | dcl |"
+HEADER = "| code base | form | outcome | road | gradient | hcl | dcl |"
 WORKS, HALF, NAMED, NOT_FOUND, NOTHING = "works", "half refused", "named", "not found", "nothing to find"
-DIFFERENCES = ("value_difference", "gradient_difference")
 REASONS = {"logits do not say which columns are views": "only logits", "cannot be computed here": "only similarities"}
 
 
@@ -216,11 +213,14 @@ def main() -> None:
     print("; ".join(f"{outcome}: {n}" for outcome, n in counts.most_common()), flush=True)
     if given.write:
         text = PAGE.read_text()
-        table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*", text)
+        table = re.search(rf"{re.escape(HEADER)}\n(\|.*\n)*(\n\d+ losses: .*\n)?", text)
         assert table, f"no table in {PAGE}"
-        before = {line[2:].partition(" |")[0]: line for line in table[0].splitlines()[2:]}
+        before = {line[2:].partition(" |")[0]: line for line in table[0].splitlines()[2:] if line.startswith("|")}
         lines += [line for name in MEMBERS if (line := rows.get(name, before.get(name)))]
-        PAGE.write_text(text.replace(table[0], "\n".join([*lines, ""])))
+        counts = Counter(line.split(" | ")[2].partition(":")[0] for line in lines[2:])
+        outcomes = ", ".join(f"{outcome} {n}" for outcome, n in counts.most_common())
+        lines += ["", f"{counts.total()} losses: {outcomes}.", ""]
+        PAGE.write_text(text.replace(table[0], "\n".join(lines)))
 
 
 if __name__ == "__main__":
