@@ -5,7 +5,7 @@ from .batch.options import Keys
 from .batch.rules import margin, threshold
 from .batch.scores import Scores
 from .checks import set_checks
-from .diagnose.plots import plot_distances, plot_weights
+from .diagnose.plots import plot_weights
 from .diagnose.reports import log_reports
 from .diagnose.spread import distances
 from .diagnose.weights import weight_curve
@@ -48,6 +48,6 @@ __all__ = [
     "Robust", "Schedule", "Scores", "SigLIP", "SoftTargets", "SogCLR", "SpecError", "SpreadOut", "SupCon",
     "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
     "gradcache", "kl_alpha", "log_reports", "margin", "mutual_information", "objective", "pairs_in_margin",
-    "plot_distances", "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "treatment",
+    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "treatment",
     "views", "weight_curve", "worst_alignment", "worst_case_weights",
 ]  # fmt: skip

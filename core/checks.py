@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard
 
@@ -105,6 +105,44 @@ def require_finite(tensor: Tensor, what: str) -> Tensor:
 
 def is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
+
+
+def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> list[Tensor]:
+    """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
+    for i, view in enumerate(views, 1):
+        if isinstance(view, (list, tuple)):
+            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+        if is_whole(require_tensor(view, f"view {i}")):
+            raise TypeError(
+                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
+                "logits, call from_logits(logits, labels)."
+            )
+        require_float(view, f"view {i}")
+    if not views:
+        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
+    whole = len(views) == 1 and views[0].dim() == 3
+    if stacked and not whole:
+        raise ValueError(
+            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(shape, views))}."
+        )
+    if whole and not stacked:
+        raise ValueError(
+            f"view 1: expected shape (batch, width), got {shape(views[0])}. For (views, batch, width), call "
+            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
+        )
+    views = views[0].unbind(1) if stacked else views
+    dims = 3 if queued and views[0].dim() == 3 else 2
+    for i, view in enumerate(views, 1):
+        if view.dim() != dims or view.shape != views[0].shape:
+            raise ValueError(
+                f"view {i}: expected shape {shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
+                f"{' as view 1' if i > 1 else ''}, got {shape(view)}."
+            )
+        if 0 in view.shape:
+            raise ValueError(f"view {i}: empty, shape {shape(view)}.")
+        if view.device != views[0].device:
+            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
+    return list(views)
 
 
 def require_ids(tensor: Tensor, what: str, length: int) -> Tensor:

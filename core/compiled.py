@@ -12,15 +12,15 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
 from .batch.choose_engine import fastest_engine
-from .batch.options import Keys
+from .batch.options import Keys, View
 
 _exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # not in torch 2.2
 
 
-def breaks_graph(views: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
+def breaks_graph(views: Sequence[View], options: Mapping[str, Any]) -> bool:
     """Return whether the loss of these views, in code that is being compiled, is to be computed uncompiled."""
     further = [options.get(name) for name in ("queue", "negatives")]
-    tensors = [*views, *(Keys.of(x).embeddings for x in further if x is not None)]
+    tensors = [Keys.of(x).embeddings for x in (*views, *further) if x is not None]
     if _exporting() or not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
         return False  # torch.func.vmap, or bad input
     if options["gather"]:
@@ -28,10 +28,11 @@ def breaks_graph(views: Sequence[Tensor], options: Mapping[str, Any]) -> bool:
     if (engine := options.get("engine", "auto")) != "auto":
         return bool(engine != "matrix")
     rows = [x[..., 0].numel() for x in tensors]
-    return fastest_engine(views[0].device, sum(rows[: len(views)]) * sum(rows)) != "matrix"
+    anchors = sum(rows[: sum(isinstance(x, Tensor) for x in views)])
+    return fastest_engine(tensors[0].device, anchors * sum(rows)) != "matrix"
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def uncompiled(objective: Any, views: Sequence[Tensor], options: Mapping[str, Any]) -> Tensor:
+def uncompiled(objective: Any, views: Sequence[View], options: Mapping[str, Any]) -> Tensor:
     """Compute the loss of a batch as without a compiler."""
     return objective.forward(*views, **options)  # type: ignore[no-any-return]

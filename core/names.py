@@ -119,8 +119,6 @@ def visible(text: str) -> str:
     return re.sub(hidden, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-# ---- objectives: the built-in ones, yours, and those of installed packages -----------------------
-
 registry: dict[str, type[Any]] = {}
 """Every named objective that has been defined so far. Read it through :func:`known`."""
 

@@ -20,8 +20,8 @@ from . import checks, spec
 from .batch.batch import Batch
 from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
-from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction
-from .batch.pairings import check_guide, scores_of
+from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction, View
+from .batch.pairings import check_guide, check_use, scores_of
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
@@ -103,14 +103,15 @@ class Objective(Parametrized):
         return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
 
     def forward(
-        self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
+        self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
     ) -> Tensor:
         """Compute the loss of a batch of embeddings.
 
         Arguments that no term uses are ignored, so that one training loop serves all objectives.
 
         Args:
-            views: tensors ``(B, d)``, one per view. They are normalized here unless ``normalize=False``.
+            views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
+                with ``positives=``. They are normalized here unless ``normalize=False``.
             stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
             pairing: who is compared with whom; by default each objective uses its paper's pairing. See
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
@@ -175,7 +176,7 @@ class Objective(Parametrized):
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
         def __call__(
-            self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
+            self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
         ) -> Tensor: ...
 
     def from_scores(
@@ -185,26 +186,21 @@ class Objective(Parametrized):
         mask: Tensor | None = None,
         *,
         pos_mask: Tensor | None = None,
-        v: Tensor | None = None,
-        prior: Tensor | None = None,
-        adversarial: tuple[Tensor, Tensor] | None = None,
-        mixed: tuple[Tensor, Tensor] | None = None,
+        guide: tuple[Tensor, Tensor] | None = None,
         reduction: Reduction = "mean",
     ) -> Tensor:
-        """Compute the loss of similarities, not yet divided by a temperature.
+        """Compute the loss of similarities, not yet divided by a temperature; :class:`Scores` can say more of them.
 
         Args:
             pos: ``(anchors,)`` or ``(anchors, P)``.
             neg: ``(anchors, N)``, or anything that reduces like :class:`Negatives`.
             mask: ``(anchors, N)``, True where ``neg`` holds a negative.
             pos_mask: ``(anchors, P)``, True where ``pos`` holds a positive.
-            v: ``(anchors, P')`` positives that enter the estimators g1 and g2; by default ``pos``.
-            prior: ``(anchors,)`` probability of a false negative; replaces the objective's prior.
-            adversarial: similarities ``(anchors, 1)`` to the adversarial view and ``(anchors, N)`` to its negatives.
-            mixed: similarities ``(anchors, M-1)`` to mixed views and ``(anchors, M-1, N)`` to their negatives.
+            guide: another model's similarities, of the shapes of ``pos`` and ``neg``: soft targets.
             reduction: as in the call with embeddings.
         """
-        scores = scores_from_matrices(pos, neg, mask, pos_mask, v, prior, adversarial, mixed)
+        check_use(guide, self)
+        scores = scores_from_matrices(pos, neg, mask, pos_mask, guide)
         return self.from_pairings(lambda _: scores, pos.device, reduction=reduction)
 
     def from_logits(
@@ -217,6 +213,7 @@ class Objective(Parametrized):
         ignore_index: int = -100,
         empty: Literal["error", "warn", "zero"] = "error",
         log_q: Tensor | None = None,
+        guide: Tensor | None = None,
         reduction: Reduction = "mean",
     ) -> Tensor:
         """Compute the loss of logits, as cross entropy takes them.
@@ -234,13 +231,16 @@ class Objective(Parametrized):
             empty: what rows are whose keys are all masked, and a batch without any positive: an ``error``, or of
                 loss ``zero``, as for cross entropy.
             log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
+            guide: another model's similarities, of the shape of ``logits``: soft targets. For targets ``w`` of your own
+                give ``w.log()`` to ``cp.SoftTargets(t, tau=1)``; minus infinity is a target of zero.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
+        check_use(guide, self)
         follows = any(isinstance(part, FromHost) and part.name == "temperature" for part in self.modules())
         if isinstance(scale, Tensor) and scale.requires_grad and not follows:
             own = "scale= is trained, but has no gradient beside a temperature of the objective's own"
             warnings.warn(f'{self}: {own}: temperature="host" (t=host) is one over the scale.', stacklevel=2)
-        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q)
+        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q, guide)
         with at_scale(scale, bias):
             loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss

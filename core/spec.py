@@ -88,6 +88,7 @@ class _Parser:
         self, text: str, kind: Any = None, total: Any = None, defaults: Mapping[str, Any] | None = None
     ) -> None:
         self.text, self.kind, self.total, self.depth, self.defaults = text, kind, total, 0, defaults or {}
+        self.outer: list[tuple[str, dict[str, Any]]] = []  # names and parameters of the enclosing wrappers
         self.move(0)
 
     def move(self, at: int) -> None:
@@ -179,7 +180,11 @@ class _Parser:
             if not wraps:
                 raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon")
             self.expect("(")
+            self.outer.append((name, cls.hyper))
             values["objective"] = self.sum()
+            self.outer.pop()
+            if self.next == ",":
+                raise self.fail(f"unexpected ',': parameters of {name!r} follow its parentheses, {name}(infonce):...")
             self.expect(")")
         elif wraps:
             raise self.fail(f"{name!r} wraps an objective: {name}(infonce)")
@@ -198,6 +203,8 @@ class _Parser:
         start = self.at
         key = self.match(_WORD, "a parameter's name")
         long = short.get(key, key)
+        for wrapper, _ in (some for some in self.outer if key in some[1] and long not in hyper):
+            raise self.fail(f"{key!r} is a parameter of {wrapper!r}: {wrapper}({name}):{key}=...", start)
         if long not in hyper:
             raise self.fail(f"{name}: unknown parameter {key!r}.{nearest(key, [*short, *hyper])}", start)
         if long in values:

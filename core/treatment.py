@@ -22,8 +22,8 @@ from torch import Tensor
 
 from . import checks
 from .batch.batch import Batch
-from .batch.options import Reduction
-from .batch.pairings import scores_of
+from .batch.options import Keys, Reduction, View
+from .batch.pairings import scores_of, uses_guide
 from .batch.ready_made import MASKED, score_columns
 from .batch.rules import Rule, as_rules, guided, limits, rounded_up
 from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, positives_of, spread
@@ -90,7 +90,7 @@ class Treatment(Wrapper):
                 raise ValueError(f'treatment: {name}: expected a path such as batch["doc_id"], got {path!r}.')
         if ids and labels:
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
-        if guide and not self.rules:
+        if guide and not self.rules and not uses_guide(self.objective):
             raise ValueError(f"treatment: guide={guide} decides nothing without a rule; add margin=0 or threshold=0.9.")
         self.counts: dict[str, Tensor | float] = dict.fromkeys(("anchors", "excluded", "without_negatives"), 0.0)
         """Sums over calls: anchors, excluded keys, and anchors left without negatives."""
@@ -116,7 +116,7 @@ class Treatment(Wrapper):
     def views(self) -> int | None:
         return self.objective.views
 
-    def forward(self, *views: Tensor, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:
+    def forward(self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:
         """Compute the loss of embeddings; ``duplicates=`` takes rows or texts, one per sample."""
         options = self._options(views, gather, options)
         call = self.objective if checks.compiling() else super().forward
@@ -162,7 +162,7 @@ class Treatment(Wrapper):
         logits, labels, tally = self._masked(logits, labels, scale, bias, ignore_index, known)
         self._count(tally)
         options: dict[str, Any] = {"scale": scale, "bias": bias, "ignore_index": ignore_index, "reduction": reduction}
-        options["log_q"] = known.get("log_q")
+        options |= self._of_objective(known)
         return self.objective.from_logits(logits, labels, empty="zero" if self.told or self.rules else empty, **options)
 
     def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
@@ -184,14 +184,14 @@ class Treatment(Wrapper):
             scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
             ignored, first = options.get("ignore_index", -100), labels[0] if labels else None
             *args, tally = self._masked(logits, first, scale, bias, ignored, known)  # type: ignore[assignment]
-            options |= {"empty": "zero", "log_q": known.get("log_q")} if tally is not None else {}
+            options |= {"empty": "zero", **self._of_objective(known)} if tally is not None else {}
         found = self.objective.report(*args, call=call, **options)
         if tally is not None:
             anchors, excluded, empty = map(float, tally)
             found |= {"excluded": excluded / max(anchors, 1.0), "without_negatives": empty}
         return found
 
-    def _options(self, views: Sequence[Tensor], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
+    def _options(self, views: Sequence[Any], group: Gather, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the objective's call with embeddings."""
         options = dict(options)
         for name in (name for name in self.told if name != "duplicates"):
@@ -210,6 +210,8 @@ class Treatment(Wrapper):
             given = options.pop("duplicates", None)
             if given is None and self.told["duplicates"] is not True:
                 raise self._missing("duplicates")
+            if isinstance(views[-1], Keys):
+                raise TypeError(f"{self}: duplicates: of documents, give ids= and cp.Keys(..., ids=...) instead.")
             told = [*views[0].unbind(1)] if options.get("stacked", False) else [*views]
             numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
             known = options.get("ids") if options.get("labels") is None else options["labels"]
@@ -225,10 +227,9 @@ class Treatment(Wrapper):
         scale: float | Tensor,
         bias: float | Tensor,
         ignore_index: int,
-        known: Mapping[str, Any],
+        known: dict[str, Any],
     ) -> tuple[Tensor, Tensor | None, Tally | None]:
         """Mask the keys that are not negatives; return the labels, several positives per row if classes are told."""
-        self._check_guide()
         for name, value in self.told.items():
             if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
                 raise self._missing(name)
@@ -244,6 +245,7 @@ class Treatment(Wrapper):
             if "labels" in self.told:
                 labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
             judge = s if known.get("guide") is None else guided(known["guide"], s, columns).expand_as(s)
+            known["guide"] = judge
             left, tally = self._left(~(out | positive), drop, judge, judge, positive)
         return logits.masked_fill(~(left | out | positive), -torch.inf), labels, tally
 
@@ -251,7 +253,6 @@ class Treatment(Wrapper):
         self, pos: Tensor, neg: Any, mask: Tensor | None, options: dict[str, Any]
     ) -> tuple[Tensor | None, Tally | None, dict[str, Any]]:
         """Return which scores are of negatives, and the options of the objective."""
-        self._check_guide()
         options = dict(options)
         known: dict[str, Any] = {name: options.pop(name, None) for name in self.told}
         if not (self.told or self.rules):
@@ -278,7 +279,7 @@ class Treatment(Wrapper):
             before = torch.ones_like(drop) if mask is None else mask
             of_positives = score_columns(judges[0], "guide[0]", len(p))
             left, tally = self._left(before, drop, judges[1], of_positives, options.get("pos_mask"))
-        return left, tally, options
+        return left, tally, options | ({"guide": known["guide"]} if uses_guide(self.objective) else {})
 
     def _left(
         self, keys: Tensor, drop: Tensor, judge: Tensor, pos: Tensor, pos_mask: Tensor | None
@@ -307,9 +308,10 @@ class Treatment(Wrapper):
             return TypeError(f"{self}: pass guide=; this loss does not know its encoder.")
         return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
 
-    def _check_guide(self) -> None:
-        if "guide" in self.told and any(getattr(part, "uses_guide", False) for part in self.objective.modules()):
-            raise TypeError(f"{self}: of logits and scores, a guide serves rules, not the objective; use views.")
+    def _of_objective(self, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what is known of logits that the objective takes: the guide, if it is one of soft targets."""
+        names = ("log_q", "guide") if uses_guide(self.objective) else ("log_q",)
+        return {name: known.get(name) for name in names}
 
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")

@@ -111,9 +111,6 @@ def given_by_host(module: nn.Module) -> list[Tensor]:
     return [value for value in found.values() if isinstance(value, Tensor)]
 
 
-# ---- scheduled, learned and tracked --------------------------------------------------------------
-
-
 Shape = Literal["linear", "cosine"]
 
 
@@ -277,9 +274,6 @@ class Tracked(nn.Module):
             self.value = updated.to(self.value.dtype)  # not in place, for the same reason as Schedule.step
             return updated
         return torch.where(average.isnan(), current, average)
-
-
-# ---- numbers and their text ----------------------------------------------------------------------
 
 
 def number(value: float) -> str:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
-from .names import check_known
 from .objective import Objective
 from .objectives.infonce import InfoNCE
 
@@ -83,7 +82,7 @@ def _valid(x: Tensor, delta: Tensor, clip: tuple[float, float] | None) -> Tensor
 def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None = None) -> Tensor:
     """Mix ``lam x_i + (1 - lam) x_j`` with ``count`` different samples ``j != i`` of the batch for each ``i`` (MixNCA).
 
-    Works on inputs (the paper) and on embeddings alike; see :func:`perturbed` for when to use which.
+    The paper mixes inputs. Mixed embeddings are another loss, for inputs that cannot be mixed, such as sentences.
 
     Args:
         x: ``(B, ...)``.
@@ -155,7 +154,6 @@ def perturbed(
     objective: Objective,
     epsilon: float | None = None,
     mixed: int = 0,
-    mix_in: str = "inputs",
     steps: int = 1,
     clip: tuple[float, float] | None = None,
     generator: torch.Generator | None = None,
@@ -167,11 +165,8 @@ def perturbed(
         objective: views are mixed with the ``lam`` of its terms.
         epsilon: size of the attack; None for no adversarial view.
         mixed: number ``M - 1`` of mixed views per sample.
-        mix_in: ``inputs`` is the paper's mixing. ``embeddings`` mixes the encoder's outputs instead, which is another
-            loss, for inputs that cannot be mixed, such as sentences and graphs.
         encoder, steps, clip: as in :func:`attack`.
     """
-    check_known("perturbed: unknown mix_in", mix_in, ("inputs", "embeddings"))
     extra: dict[str, Any] = {}
     if epsilon is not None:
         with torch.no_grad(), evaluation_mode(encoder):
@@ -179,12 +174,8 @@ def perturbed(
         attacked = attack(encoder, anchor, x2, epsilon, steps=steps, clip=clip, generator=generator)
         extra["adversarial"] = encoder(attacked)
     if mixed:
-        lam = share(objective)
-        if mix_in == "embeddings":
-            extra["mixed"] = mix(encoder(x2), lam, mixed, generator)
-        else:
-            inputs = mix(x2, lam, mixed, generator)
-            extra["mixed"] = encoder(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
+        inputs = mix(x2, share(objective), mixed, generator)
+        extra["mixed"] = encoder(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])
     return extra
 
 

@@ -61,7 +61,7 @@ APART = {
 CALLED_FIRST = ("objective", "Objective")
 CALLED_NEXT = (
     "Treatment", "treatment", "margin", "threshold", "Keys", "Learned", "Schedule", "log_reports", "gather",
-    "gradcache", "distances", "weight_curve", "plot_distances", "plot_weights", "set_checks", "from_dict",
+    "gradcache", "distances", "weight_curve", "plot_weights", "set_checks", "from_dict",
     "SpecError",
 )  # fmt: skip
 

@@ -71,7 +71,8 @@ class FusedNegatives(TileNegatives):
         parts, device, width = [], self.like.device, self.like.shape[1]
         if device.type not in DEVICES or triton is None or not triton.fits(device, width, self.multiplied):
             raise self._unsupported()
-        if self.mask.limits is not None or not self.mask.others or self.mask.own_log_weight:
+        mask = self.mask
+        if mask.limits is not None or mask.positives is not None or not mask.others or mask.own_log_weight:
             raise self._unsupported()
         for rows, left, right, mask, _ in self.blocks():
             own, weight = functions.for_rows(rows), None if mask.log_weight is None else mask.log_weight[1]
@@ -88,7 +89,7 @@ class FusedNegatives(TileNegatives):
         return ValueError(
             "engine='fused': GPU kernels need a GPU that Triton supports, embeddings that fit on it (at most 1024 "
             "wide), and log-sum-exps of functions that are at most quadratic in the similarity, or the mean of the "
-            "softplus of one, without false_negatives= and weights of a sample's own hard negatives; got "
+            "softplus of one, without false_negatives=, documents and weights of a sample's own hard negatives; got "
             f"{self.like.dtype} embeddings of width {self.like.shape[1]} on {self.like.device.type!r}: use "
             "engine='tiles' or 'auto'."
         )

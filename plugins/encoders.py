@@ -44,7 +44,7 @@ class OwnGuide:
     """
 
     def __init__(self, moves: bool) -> None:
-        self.moves, self._copies, self._embeds = moves, dict[Any, tuple[nn.Module, nn.Module]](), False
+        self._moves, self._copies, self._embeds = moves, dict[Any, tuple[nn.Module, nn.Module]](), False
         # by the id of a result: it, the module that returned it, its arguments, and its position among the results
         self._made: dict[int, tuple[weakref.ref[Tensor], nn.Module, Any, int]] = {}
 
@@ -75,7 +75,7 @@ class OwnGuide:
         Raises:
             ValueError: an embedding is not what modules have returned for data.
         """
-        for copy, encoder in self._copies.values() if self.moves else ():
+        for copy, encoder in self._copies.values() if self._moves else ():
             follow(copy, encoder)
         self._embeds = True
         try:

@@ -131,7 +131,7 @@ def before(seam: Seam) -> None:
             seam.say(message)
 
     seam.at_end.append(end)
-    seam.if_wrong = _IF_WRONG
+    seam.if_wrong, seam.behind = _IF_WRONG, replaced.site.function.partition(".")[0]
     for_modules(seam, patch)
 
 

@@ -97,9 +97,11 @@ class Seam:
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
         notes: what else the user should know at the end, by place.
+        behind: the function or class behind whose definition the script's own code is changed; else behind the last.
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
+        own: the host's own loss, once an objective has replaced it; ``host`` while it is not known.
         own_guide: of a treatment that the encoder of the first step guides, or its moving average.
     """
 
@@ -120,9 +122,11 @@ class Seam:
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
+    behind: str = ""
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
+    own: str = OWN_LOSS
     own_guide: OwnGuide | None = None
     _objectives: dict[int, Objective] = field(default_factory=dict)
     _last_call: float | None = None
@@ -192,6 +196,7 @@ class Seam:
             own: the host's own loss, whose temperature and denominator are those of an objective that names none.
         """
         if id(criterion) not in self._objectives:
+            self.own = own if self.own == OWN_LOSS else self.own
             loss_fn = self._objectives[id(criterion)] = objective_of(self.spec, own)
             for module in loss_fn.modules():
                 if isinstance(module, Schedule):

@@ -76,7 +76,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--apply", action="store_true", default=None, help=apply)
     verify = "train the first N steps with the host's own loss; whether ours equals it is checked always (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
-    counts = "write how often the loss was called, and the time from call to call, to FILE as JSON (nowhere)"
+    counts = "write the host's own loss, how often it was called, and the time between, to FILE as JSON (nowhere)"
     add("--counts", type=Path, metavar="FILE", help=counts)
     add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
     start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
@@ -146,7 +146,7 @@ def command(args: argparse.Namespace) -> int:
         return error.code
     finally:
         if counts is not None and not seam.quiet:
-            about = {"host": host.name, "objective": seam.spec, "calls": seam.calls, "error": failure}
+            about = {"host": host.name, "objective": seam.spec, "own": seam.own, "calls": seam.calls, "error": failure}
             counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
         if not seam.quiet:
             print(summary(host, seam), file=sys.stderr)
@@ -218,6 +218,8 @@ def summary(host: Host, seam: Seam) -> str:
             f"; the gradient at the {seam.proved_at} was that of the host's own loss in {seam.proofs} of them, within "
             f"{seam.worst:.2g}, relative"
         )
+    if seam.verify and not seam.uses_own_loss:
+        text += f"; {seam.spec} trained in {seam.calls - seam.verify} of them"
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(
             f"\n  {place} with {shape}, {times} times"

@@ -71,7 +71,7 @@ def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str],
         finish = install(host, seam, use_shims)
         module = ModuleType(script.name)
         module.__file__, module.__package__ = str(script.path.absolute()), script.package
-        definitions, main = _split(script.path.read_text(), module.__file__)
+        definitions, main = _split(script.path.read_text(), module.__file__, seam.behind)
         # under its own name too, so that other processes can unpickle what it defines
         sys.modules[script.name] = sys.modules["__main__"] = module
         exec(definitions, module.__dict__)
@@ -129,15 +129,16 @@ def shims_of(text: str) -> tuple[Shim, ...]:
     return tuple(changes.shims(package))  # type: ignore[union-attr]
 
 
-def _split(source: str, path: str) -> tuple[CodeType, CodeType]:
-    """Split a script at its last ``if __name__ == "__main__"``; without one, behind its last definition.
+def _split(source: str, path: str, behind: str) -> tuple[CodeType, CodeType]:
+    """Split a script at its last ``if __name__ == "__main__"``; without one, behind this definition, else the last.
 
     Earlier guards stay among the definitions, which may depend on them.
     """
     body = ast.parse(source, path).body
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    defined = max((i + 1 for i, node in enumerate(body) if isinstance(node, kinds)), default=0)
-    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=defined)
+    defined = {i + 1: node.name for i, node in enumerate(body) if isinstance(node, kinds)}
+    last = max((i for i in defined if defined[i] == behind), default=max(defined, default=0))
+    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=last)
     definitions, main = body[:cut], body[cut:]
     for node in definitions:
         if isinstance(node, ast.If):

@@ -95,9 +95,6 @@ class ContrastiveLoss(nn.Module):
             keys = self.memory_bank(unit(widen(views[1])), update=updates)[1].T
         return _call(views, keys, self.gather_distributed, self.weight_fn, options).loss(self.objective)
 
-    def extra_repr(self) -> str:
-        return f"memory_bank_size={self.memory_bank.size}, gather_distributed={self.gather_distributed}"
-
 
 def _call(
     views: Sequence[Tensor],

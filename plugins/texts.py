@@ -91,9 +91,8 @@ class Guide:
             features = dict(column) if self.same_tokens else self._read(column)
             if self.guide is not self.model:
                 self.guide.eval()
-            embedded.append(
-                self.guide({k: _on(v, self.guide.device) for k, v in features.items()})["sentence_embedding"]
-            )
+            moved = {k: v.to(self.guide.device) if isinstance(v, Tensor) else v for k, v in features.items()}
+            embedded.append(self.guide(moved)["sentence_embedding"])
         device = columns[0]["input_ids"].device
         return [z.to(device) for z in embedded]
 
@@ -103,7 +102,3 @@ class Guide:
         words = decode([list(row) for row in tokens(column)], skip_special_tokens=True)
         features: dict[str, Any] = self.guide.preprocess(words)
         return features
-
-
-def _on(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value

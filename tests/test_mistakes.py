@@ -103,7 +103,6 @@ VISION = {  # trains with lightly or Lightning
     "eval image nowhere": "nowhere: no such folder",
     "eval image empty --epsilons a": "--epsilons: expected a number, got 'a'",
     "inject lightly --scale 10 -- train.py": "lightly has no such option, but .*logits",
-    "export empty --format onx": "'onx'. Did you mean 'onnx'",
 }
 GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "LOSS(A[:, :8], B)": r"view 2: expected shape \(8, 8\) as view 1, got \(8, 16\)",

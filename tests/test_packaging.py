@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from importlib import metadata
 from pathlib import Path
 
@@ -97,9 +98,7 @@ def test_import_loads_no_framework():
 
 def test_extras_add_up():
     extras = PROJECT["project"]["optional-dependencies"]
-    assert {"sentence", "graph", "image", "control", "plots", "report", "cli", "all", "hub", "export", "track"} <= set(
-        extras
-    )
+    assert {"sentence", "graph", "image", "control", "plots", "report", "cli", "all", "hub", "track"} <= set(extras)
     assert extras["all"] == ["counterpoint-losses[sentence,graph,image,control,plots,report,race,cli]"]
 
 
@@ -117,6 +116,24 @@ def test_one_name_for_installers():
     assert other.search("counterpoint[graph]")
     assert not other.search("uvx --from counterpoint-losses counterpoint demo")
     assert [(path, found[0]) for path in files if (found := other.search(path.read_text(encoding="utf-8")))] == []
+
+
+def test_the_pythons_of_the_metadata_are_those_that_are_tested():
+    prefix = "Programming Language :: Python :: "
+    versions = [line.removeprefix(prefix) for line in PROJECT["project"]["classifiers"] if line.startswith(prefix)]
+    makefile = (ROOT / "Makefile").read_text()  # a test compares it with the workflow
+    assert versions == ["3 :: Only", *re.search("^PYTHONS := (.*)", makefile, re.M)[1].split()]
+    assert PROJECT["project"]["requires-python"] == f">={versions[1]}"
+
+
+def test_the_metadata_of_the_wheel_has_no_placeholders(built):
+    with zipfile.ZipFile(built[1]) as wheel:
+        (about,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
+        fields = message_from_bytes(wheel.read(about))
+    assert (fields["Name"], fields["License-Expression"]) == (DISTRIBUTION, "MIT")
+    assert fields.get_all("License-File") == ["LICENSE"]
+    assert fields.get_all("Project-URL") is None  # a release's workflow knows its address
+    assert not re.search("(?i)todo|fixme|example\\.(com|org)|your[- ]|owner/name", str(fields.items()))
 
 
 def test_extras_of_tests_stay_out_of_the_wheel(built):

@@ -80,6 +80,24 @@ def test_type_checkers_know_the_whole_public_api():
     assert incomplete == []
 
 
+def test_the_files_of_changes_become_a_section_of_the_changelog(tmp_path):
+    for name in ("pyproject.toml", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "changes", tmp_path / "changes")
+    sections = re.findall(
+        r"`(\w+)`", "".join(re.findall(r"^\| `.*? \|", (ROOT / "changes/README.md").read_text(), re.M))
+    )
+    for section in sections:
+        (tmp_path / "changes" / f"7.{section}.md").write_text(f"A change of {section}.\n")
+    build = (tool("towncrier"), "build", "--yes", "--version", "7.0", "--dir", tmp_path)
+    assert ran(*build).returncode == 0
+    before, _, after = (tmp_path / "CHANGELOG.md").read_text().partition("\n## 0.1.0")
+    assert after == (ROOT / "CHANGELOG.md").read_text().partition("\n## 0.1.0")[2]
+    assert re.findall(r"- A change of (\w+)\.", before) == sections
+    named = {path.name for path in (ROOT / "changes").iterdir()} - {"README.md"}
+    assert [name for name in named if name.split(".")[1:] not in [[one, "md"] for one in sections]] == []
+
+
 def test_continuous_integration_runs_what_make_runs():
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
     make = (ROOT / "Makefile").read_text(encoding="utf-8")

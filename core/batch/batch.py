@@ -14,7 +14,7 @@ from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, UnitViews, unit
-from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, KnownOptions, Pairing, checked_log_q, chosen_directions
+from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, KnownOptions, Pairing, View, checked_log_q, chosen_directions
 from .rules import Rule, as_rules
 from .scores import Scores
 
@@ -26,7 +26,7 @@ class Batch:
     """The embeddings of a batch with their labels, ids and weights, validated.
 
     Args:
-        views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``.
+        views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``. Or queries, and documents as keys.
 
     The other arguments are those of :class:`counterpoint.batch.options.BatchOptions`.
 
@@ -36,7 +36,7 @@ class Batch:
         size, width, device: ``B``, ``d`` and where the embeddings are.
         ids: ``ids``, or the labels.
         queue, negatives: further keys, normalized, ``(K, d)`` and ``(B, n, d)``; their ids and log-probabilities have
-            one dimension, a number per key.
+            one dimension, a number per key. Documents are a queue with positives.
         adversarial, mixed: ``(B, n, d)``, normalized.
         rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
         directions, hardness: those of the pairing ``joint``; without it no directions.
@@ -55,6 +55,7 @@ class Batch:
     prior: Tensor | None = None
     positive_factor: Tensor | None = None
     queue: Keys | None = None
+    bank: str = "queue"
     negatives: Keys | None = None
     log_q: Tensor | None = None
     adversarial: Tensor | None = None
@@ -64,13 +65,14 @@ class Batch:
     in_batch: bool = True
     guide: Batch | None = None
     group: ProcessGroup | None = None
+    of_documents: ProcessGroup | None = None
     offset: int = 0
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
     def __init__(
         self,
-        views: Sequence[Tensor],
+        views: Sequence[View],
         *,
         pairing: Pairing | Mapping[str, str] | None = None,
         stacked: bool = False,
@@ -80,7 +82,9 @@ class Batch:
     ) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = pairing
         self.normalize = normalize
-        self.raw = checked_views(views, known.get("queue") is not None, stacked)
+        if (documents := Keys.documents(views, queue := known.get("queue"), known.get("negatives"))) is not None:
+            views, known["queue"], self.bank = views[:1], documents, "documents"
+        self.raw = checks.require_views(views, queue is not None, stacked)
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
         self.total = self.size
@@ -123,7 +127,7 @@ class Batch:
             "ids": ids, "labels": labels, "prior": prior, "positive_factor": positive_factor,
             "adversarial": adversarial, "mixed": mixed, "log_q": log_q, "index": index,
         }  # fmt: skip
-        for name, keys in (("queue", bank), ("negatives", hard)):
+        for name, keys in ((self.bank, bank), ("negatives", hard)):
             tensors |= {} if keys is None else {f"{name}: {field}": x for field, x in keys._asdict().items()}
         for name, x in tensors.items():
             if isinstance(x, Tensor) and x.device != self.device:
@@ -137,7 +141,7 @@ class Batch:
         self.prior = None if prior is None else self._prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
-        self.queue = None if bank is None else self._keys(bank, "queue", self._bank(bank.embeddings))
+        self.queue = None if bank is None else self._keys(bank, self.bank, self._bank(bank.embeddings))
         per_sample = None if hard is None else self._per_sample(hard.embeddings, "negatives")
         self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
@@ -145,8 +149,6 @@ class Batch:
         self.rules, self.empty, self.in_batch = as_rules(false_negatives), empty, in_batch
         self._check_combinations()
         self._check_choices()
-
-    # ---- embeddings ----------------------------------------------------------------------------
 
     @property
     def views(self) -> list[Tensor]:
@@ -215,13 +217,15 @@ class Batch:
         """Bound of the absolute similarities, if known: unit vectors have length one up to rounding."""
         return 1.0001 if self.normalize else None
 
-    # ---- other processes -----------------------------------------------------------------------
-
-    def join(self, group: ProcessGroup) -> None:
-        """Make this a process's part of a batch that several share."""
-        self.group, self.offset, self.total = group, group.offset, group.total
+    def join(self, group: ProcessGroup, of_documents: ProcessGroup | None = None) -> None:
+        """Make this a process's part of a batch that several share; documents have numbers of their own."""
+        self.group, self.of_documents, self.offset, self.total = group, of_documents, group.offset, group.total
         if self.guide is not None:
-            self.guide.join(group)
+            self.guide.join(group, of_documents)
+
+    def all_documents(self, x: Tensor) -> Tensor:
+        """Return the rows of all processes, this one's first, of a tensor with a row for each document."""
+        return x if self.of_documents is None else self.of_documents.gather(x).roll(-self.of_documents.offset, 0)
 
     def everyone(self, x: Tensor) -> Tensor:
         """Return the rows of all processes, this one's first, of a tensor with rows for each sample."""
@@ -242,10 +246,8 @@ class Batch:
         for x, rows in zip(absent, gathered.split(widths, 1), strict=True):
             self._gathered[id(x)] = x, rows.unflatten(1, x.shape[1:])
 
-    # ---- validation ----------------------------------------------------------------------------
-
     def _prepared(self, z: Tensor) -> Tensor:
-        wide = z.to(self.dtype)
+        wide = z if z.dtype == self.dtype else z.to(self.dtype)
         return unit(wide, self._eps(z)) if self.normalize else wide
 
     @staticmethod
@@ -272,12 +274,13 @@ class Batch:
         return checks.require_finite(weight, "positive_factor")
 
     def _bank(self, z: Tensor) -> Tensor:
-        """Normalize the keys of a queue, ``(K, d)``."""
-        checks.require_matrix(z, "queue", f"(keys, {self.width})")
+        """Normalize the keys of a queue, or documents, ``(K, d)``."""
+        checks.require_matrix(z, name := self.bank, f"(keys, {self.width})")
         if z.shape[1] != self.width or len(z) == 0:
-            turned = " It looks transposed: give queue.T." if z.shape[0] == self.width else ""
-            raise ValueError(f"queue: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
-        return self._prepared(checks.require_finite(z, "queue")).detach()
+            turned = f" It looks transposed: give {name}.T." if z.shape[0] == self.width else ""
+            raise ValueError(f"{name}: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
+        prepared = self._prepared(checks.require_finite(z, name))
+        return prepared if name == "documents" else prepared.detach()
 
     def _per_sample(self, z: Tensor, what: str) -> Tensor:
         """Normalize ``(B, d)`` or ``(B, n, d)``, and return it as ``(B, n, d)``."""
@@ -302,8 +305,8 @@ class Batch:
             ids = ids.reshape(-1).long()
         if guide is not None and checks.require_float(guide, f"{name}: guide").shape[:-1].numel() != rows:
             raise ValueError(f"{name}: guide: expected a row for each key, got shape {checks.shape(guide)}.")
-        if name == "queue" and (keys.own_log_weight or not keys.shared):
-            raise ValueError("queue: shared= and own_log_weight= are of negatives=, not of a queue.")
+        if name != "negatives" and (keys.own_log_weight or not keys.shared):
+            raise ValueError(f"{name}: shared= and own_log_weight= are of negatives=.")
         if not isinstance(keys.shared, bool):
             raise TypeError(f"{name}: shared: expected True or False, got {keys.shared!r}.")
         if not is_number(keys.own_log_weight) or keys.own_log_weight > MAX_LOG_WEIGHT:
@@ -311,18 +314,16 @@ class Batch:
                 f"{name}: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {keys.own_log_weight!r}."
             )
         log_q = None if log_q is None else checked_log_q(log_q, f"{name}: log_q", rows, self.dtype)
-        return keys._replace(embeddings=z, ids=ids, log_q=log_q)
+        return keys._replace(embeddings=z, ids=ids, log_q=log_q, positives=keys.columns(self.size, rows))
 
     def _guide(self, views: Tensor | Sequence[Tensor] | None) -> Batch | None:
         """Return the same batch as the guide model sees it: only its similarities are used."""
-        for name, keys in (("queue", self.queue), ("negatives", self.negatives)):
+        for name, keys in ((self.bank, self.queue), ("negatives", self.negatives)):
             exempt = name == "negatives" and any(not rule.hard for rule in self.rules)
             if keys is not None and keys.guide is not None and views is None:
                 raise ValueError(f"{name}: guide: needs guide= beside it, that of the views.")
             if keys is not None and keys.guide is None and views is not None and not exempt:
-                raise ValueError(
-                    f"guide= with {name}=: needs the guide's embeddings of these: cp.Keys(..., guide=...)."
-                )
+                raise ValueError(f"guide= with {name}: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
         if views is None:
             return None
         if self.adversarial is not None:
@@ -338,27 +339,34 @@ class Batch:
                 f"{', '.join(map(checks.shape, listed))}."
             )
         engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
+        views = [view.detach().to(self.dtype) for view in listed]
         known: BatchOptions = {"labels": self.labels, "ids": self.ids if self.labels is None else None}
         known |= {"log_q": self.log_q, "hardness": self.hardness, "in_batch": self.in_batch}
         known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
         if (bank := self.queue) is not None and bank.guide is not None:
-            known["queue"] = bank._replace(embeddings=bank.guide.to(self.dtype), guide=None)
+            of_bank = bank._replace(embeddings=bank.guide.detach().to(self.dtype), guide=None)
+            if bank.positives is None:
+                known["queue"] = of_bank
+            else:
+                views.append(of_bank)  # type: ignore[arg-type]
         if (hard := self.negatives) is not None:
             z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], listed[0].shape[-1])
             z = z if hard.guide is None else hard.guide
             known["negatives"] = hard._replace(embeddings=z.detach().to(self.dtype), guide=None)
         with torch.no_grad():
-            return Batch([view.detach().to(self.dtype) for view in listed], **known)
+            return Batch(views, **known)
 
     def _check_combinations(self) -> None:
         if self.queue is not None and self.negatives is not None:
-            raise ValueError("give queue= or negatives=, not both: append the hard negatives to the queue.")
+            raise ValueError(f"expected {self.bank} or negatives=, got both: append the hard ones to the {self.bank}.")
+        if self.bank == "documents" and self.labels is not None:
+            raise ValueError("labels= cannot be combined with documents, whose positives= say the same; ids= can.")
         if self.directions:
             refused = (n for n in ("queue", "labels", "adversarial", "mixed") if getattr(self, n) is not None)
             for name in (*refused, *["in_batch"] * (not self.in_batch)):
                 raise ValueError(f"directions= and hardness= cannot be combined with {name}=.")
         if self.queue is not None and self.ids is not None and self.queue.ids is None:
-            raise ValueError("ids= or labels= with queue=: needs those of the queue: queue=cp.Keys(queue, ids=...).")
+            raise ValueError(f"ids= or labels= with {self.bank}: needs those of the keys, cp.Keys(..., ids=...).")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(
@@ -378,7 +386,7 @@ class Batch:
         if not self.in_batch and self.labels is not None:
             raise ValueError("in_batch=False cannot be combined with labels=: their positives are in the batch.")
         if self.log_q is not None and self.queue is not None:
-            raise ValueError("log_q= is of the batch's keys; the negatives are the queue's: cp.Keys(queue, log_q=...).")
+            raise ValueError(f"log_q= is of the batch's keys; those of the {self.bank} are cp.Keys(..., log_q=...).")
         if self.negatives is not None and self.log_q is not None and self.negatives.log_q is None:
             raise ValueError(
                 "log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...)."
@@ -398,41 +406,3 @@ class Batch:
                 raise ValueError(f"engine={name!r}: torch.func needs 'matrix' or 'auto'.")
             return "matrix", None
         return name, int(edge) if edge else None
-
-
-def checked_views(views: Sequence[Tensor], queued: bool, stacked: bool = False) -> list[Tensor]:
-    """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
-    for i, view in enumerate(views, 1):
-        if isinstance(view, (list, tuple)):
-            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
-        if checks.is_whole(checks.require_tensor(view, f"view {i}")):
-            raise TypeError(
-                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
-                "logits, call from_logits(logits, labels)."
-            )
-        checks.require_float(view, f"view {i}")
-    if not views:
-        raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
-    whole = len(views) == 1 and views[0].dim() == 3
-    if stacked and not whole:
-        raise ValueError(
-            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(checks.shape, views))}."
-        )
-    if whole and not stacked:
-        raise ValueError(
-            f"view 1: expected shape (batch, width), got {checks.shape(views[0])}. For (views, batch, width), call "
-            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
-        )
-    views = views[0].unbind(1) if stacked else views
-    dims = 3 if queued and views[0].dim() == 3 else 2
-    for i, view in enumerate(views, 1):
-        if view.dim() != dims or view.shape != views[0].shape:
-            raise ValueError(
-                f"view {i}: expected shape {checks.shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {checks.shape(view)}."
-            )
-        if 0 in view.shape:
-            raise ValueError(f"view {i}: empty, shape {checks.shape(view)}.")
-        if view.device != views[0].device:
-            raise ValueError(f"view {i}: on {view.device}, but view 1 is on {views[0].device}.")
-    return list(views)

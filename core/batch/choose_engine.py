@@ -16,8 +16,9 @@ from torch import Tensor
 from .. import checks
 from ..engine.chunks import Chunk, loss_in_chunks
 from ..engine.joined import JoinedNegatives, TiltedNegatives
-from ..engine.mask import Mask
+from ..engine.mask import Mask, own_columns
 from ..engine.matrix import MatrixNegatives, Negatives
+from ..engine.pairs import PairNegatives
 from ..engine.tiles import TileNegatives
 from ..values import given_by_host, host_values, learned_values, with_host_values
 from .batch import Batch
@@ -31,7 +32,9 @@ PAIRS_CPU, PAIRS = 2**17, 2**26
 SEPARATE_CPU = 2**18
 
 # What scores say of each anchor, beside its negatives.
-PER_ANCHOR = ("pos", "denominator_pos", "v", "prior", "positive_factor", "index", "guide_pos")
+PER_ANCHOR = (
+    "pos", "pos_mask", "denominator_pos", "v", "prior", "positive_factor", "anchor_factor", "index", "guide_pos",
+)  # fmt: skip
 
 # views that are anchors, and the views that they are compared with
 Part = tuple[Sequence[Tensor], Sequence[Tensor]]
@@ -71,6 +74,21 @@ def negatives_of(
             blocks += [(view, right) for view in anchors]
     mask = mask_of(batch, len(blocks[0][0]) // batch.size, len(parts[0][1]), len(further), owned)
     return masked_negatives(batch, blocks, mask, both, optional)
+
+
+def pairs_of(batch: Batch) -> PairNegatives | None:
+    """Return the first view's similarities to the others, if these are a small matrix and nothing else is known."""
+    known = (batch.group, batch.negatives, batch.ids, batch.log_q)
+    if batch.device.type != "cpu" or any(x is not None for x in known) or checks.traced():
+        return None
+    separate = any(x.requires_grad for x in batch.raw[1:])
+    pairs, engine = batch.size**2 * (len(batch.raw) - 1), batch.engine
+    if (fastest_engine(batch.device, pairs, separate) if engine == "auto" else engine) != "matrix":
+        return None
+    anchors, *others = batch.views
+    keys = batch.stack(others)
+    own = own_columns(batch.size, keys.shape[0], batch.size, batch.device)
+    return PairNegatives(anchors, keys, own, batch.bound)
 
 
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:
@@ -152,7 +170,7 @@ def masked_negatives(
     else:
         neg = TileNegatives(blocks, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional
-    if (mask.ids is not None or mask.zeros) and not optional:
+    if (mask.ids is not None or mask.positives is not None or mask.zeros) and not optional:
         neg.valid = checks.require_negatives(neg.count)
     return neg
 
@@ -161,18 +179,9 @@ def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: b
     """Return the engine of these blocks: the batch's own or, for ``auto``, the fastest."""
     if batch.engine != "auto":
         return batch.engine
-    pairs = sum(len(left) * len(right) for left, right in blocks) * (1 + both)
+    pairs = sum(left.shape[0] * right.shape[0] for left, right in blocks) * (1 + both)
     separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
     return fastest_engine(batch.device, pairs, separate, both)
-
-
-def has_matrix(batch: Batch, both: bool = False) -> bool:
-    """Return whether the first view is compared with the others in a matrix, in which the positives are too."""
-    if batch.group is not None or batch.negatives is not None or batch.ids is not None or batch.log_q is not None:
-        return False
-    pairs, separate = batch.size**2 * (len(batch.raw) - 1) * (1 + both), any(x.requires_grad for x in batch.raw[1:])
-    engine = fastest_engine(batch.device, pairs, separate, both) if batch.engine == "auto" else batch.engine
-    return engine == "matrix"
 
 
 def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:
@@ -191,9 +200,6 @@ def fastest_engine(device: torch.device, pairs: int, separate: bool = False, bot
     return "chunks" if separate and not both else "tiles"
 
 
-# ---- the loss in chunks --------------------------------------------------------------------------
-
-
 def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
     """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
     neg = scores.neg
@@ -207,12 +213,14 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
         return None
     refusal = _refusal(objective, scores, reduction)
     if refusal is None and (neg.forced or _says_that_anchors_are_separate(objective)):
-        anchors = len(scores.pos)
+        total = len(scores.pos) if scores.anchor_factor is None else scores.anchor_factor.sum().clamp(min=1)
 
         def part(rows: slice, chunk: Chunk, known: Sequence[Tensor]) -> Tensor:
             values: dict[str, Any] = dict(zip(names, known, strict=True))
             of_chunk = replace(scores, neg=chunk, **values)
-            return of_chunk.mark_invalid(objective.losses(of_chunk)).mean() * ((rows.stop - rows.start) / anchors)  # type: ignore[no-any-return]
+            each = of_chunk.positives_mean(of_chunk.mark_invalid(objective.losses(of_chunk))).squeeze(1)
+            each = each if of_chunk.anchor_factor is None else each * of_chunk.anchor_factor
+            return each.sum() * (scores.share / total)
 
         with with_host_values({**host_values(), **learned}):
             loss = loss_in_chunks(neg, part, tensors, parameters)
@@ -251,7 +259,7 @@ def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
         return f"{objective} depends on statistics of all anchors"
     if scores.adversarial is not None or scores.mixed:
         return "adversarial= and mixed= have negatives of their own"
-    return None if scores.uniform else "the anchors have weights, or are in several processes"
+    return None if scores.neg.group is None else "the anchors are in several processes"
 
 
 def _says_that_anchors_are_separate(objective: Any) -> bool:

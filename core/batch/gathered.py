@@ -14,11 +14,11 @@ from typing_extensions import Unpack
 
 from ..engine.distributed import Gather, ProcessGroup, exchange, resolve
 from .batch import Batch
-from .options import BatchOptions, Keys
+from .options import BatchOptions, Keys, View
 from .pairings import pairing_in_force
 
 
-def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[BatchOptions]) -> Batch:
+def gathered_batch(views: Sequence[View], gather: Gather, **options: Unpack[BatchOptions]) -> Batch:
     """Join this process's part of a batch with those of the other processes.
 
     Args:
@@ -34,32 +34,33 @@ def gathered_batch(views: Sequence[Tensor], gather: Gather, **options: Unpack[Ba
         batch.check_finite()
         if batch.guide is not None:
             batch.guide.check_finite()
-        facts = _facts(batch, options)
+        documents = next((x for x in views if isinstance(x, Keys)), None)
+        facts = _facts(batch, documents, options)
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
         raise
-    rows = exchange(group, [batch.size, *facts.values()])
+    rows = exchange(group, [batch.size, 0 if documents is None else len(documents.embeddings), *facts.values()])
     refused = [str(rank) for rank, row in enumerate(rows) if row[0] == 0]
     if refused:
         raise RuntimeError(f"gather: the batch of rank {', '.join(refused)} was refused; the error there says why.")
-    for name, values in zip(facts, list(zip(*rows, strict=True))[1:], strict=True):
+    for name, values in zip(facts, list(zip(*rows, strict=True))[2:], strict=True):
         if len(set(values)) > 1:
             listed = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
             raise ValueError(f"gather: processes must agree on {name}, got {listed}.")
-    batch.join(ProcessGroup(group, [row[0] for row in rows]))
+    batch.join(*(ProcessGroup(group, [row[i] for row in rows]) for i in range(1 if documents is None else 2)))
     return batch
 
 
-def _facts(batch: Batch, options: BatchOptions) -> dict[str, int]:
+def _facts(batch: Batch, documents: Keys | None, options: BatchOptions) -> dict[str, int]:
     """Return the settings that all processes must share, by name: every argument but the choice of an engine."""
     pairing_in_force(batch, "single")  # refuses unknown pairings
     known: dict[str, Any] = {**dict.fromkeys(BatchOptions.__annotations__), **options, "engine": None}
-    for name in ("queue", "negatives"):
-        keys = known.pop(name)
+    for name, keys in (("queue", known.pop("queue")), ("negatives", known.pop("negatives")), ("documents", documents)):
         fields: dict[str, Any] = dict.fromkeys(Keys._fields) if keys is None else Keys.of(keys)._asdict()
         known |= {f"{name}: {field}": x for field, x in fields.items()}
     hard = None if batch.negatives is None else batch.negatives.embeddings
-    embeddings = (*batch.raw, hard, batch.adversarial, batch.mixed)
+    bank = None if batch.queue is None else batch.queue.embeddings
+    embeddings = (*batch.raw, hard, batch.adversarial, batch.mixed, bank)
     trained = sum((x is not None and x.requires_grad) << i for i, x in enumerate(embeddings))
     return {
         "the number of views": len(batch.raw),
@@ -71,9 +72,9 @@ def _facts(batch: Batch, options: BatchOptions) -> dict[str, int]:
 
 
 def _fact(name: str, x: Any, size: int) -> int:
-    """Return how many numbers a tensor has per sample, or how many rows a queue; a checksum of other values."""
+    """Return how many numbers a tensor has per sample, how many rows a queue, 1 for documents; else a checksum."""
     if isinstance(x, (list, tuple)) and x and isinstance(x[0], Tensor):
         x = x[0]
     if isinstance(x, Tensor):
-        return len(x) if name.startswith("queue") else max(1, x.numel() // size)
+        return 1 if "documents" in name else len(x) if name.startswith("queue") else max(1, x.numel() // size)
     return 0 if x is None else crc32(repr(x).encode())

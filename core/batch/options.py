@@ -30,20 +30,29 @@ MAX_LOG_WEIGHT = 80.0  # of a negative, whose float32 sum does not overflow
 
 
 class Keys(NamedTuple):
-    """Further keys, for ``queue=`` or ``negatives=``, with ids, guide and weights; a plain tensor is embeddings alone.
+    """Keys other than views, with ids, guide and weights: documents, ``queue=`` or ``negatives=``.
+
+    Documents take the place of the second view, ``loss_fn(queries, cp.Keys(documents, positives=...))``: each query is
+    compared with all of them, and those that are not its positives are its negatives. For ``queue=`` and ``negatives=``
+    a plain tensor is embeddings alone.
 
     Args:
-        embeddings: ``(K, d)`` for a queue; ``(B, d)`` or ``(B, n, d)`` for hard negatives.
+        embeddings: ``(K, d)`` for documents and a queue; ``(B, d)`` or ``(B, n, d)`` for hard negatives.
         ids: integers, one per key: ids or labels as those of the batch.
         guide: the guide's embeddings of the same keys, with any width.
         log_q: log-probability with which each key was drawn, one per key.
         shared: whether a sample's hard negatives are also those of all others.
         own_log_weight: logarithm of the weight of a sample's own hard negatives (SimCSE's hard-negative weight).
+        positives: the rows of each query's documents, ``(Q, P)`` integers, padded with -1, or ``(Q,)``; or booleans
+            ``(Q, K)``. Queries without any do not count, but in statistics of the batch, as of ``mu="auto"``.
 
     >>> import torch, counterpoint as cp
     >>> z1, z2, bank = torch.randn(3, 4, 8)
     >>> queue = cp.Keys(bank, ids=torch.tensor([0, 1, 7, 8]))
     >>> cp.InfoNCE(0.1)(z1, z2, ids=torch.arange(4), queue=queue).shape
+    torch.Size([])
+    >>> documents = cp.Keys(bank, positives=torch.tensor([[0, 2], [1, -1], [3, -1], [0, 1]]))
+    >>> cp.InfoNCE(0.1)(z1, documents).shape
     torch.Size([])
     """
 
@@ -53,11 +62,48 @@ class Keys(NamedTuple):
     log_q: Tensor | None = None
     shared: bool = True
     own_log_weight: float = 0.0
+    positives: Tensor | None = None
+
+    @staticmethod
+    def documents(views: Sequence[View], queue: Tensor | Keys | None, negatives: Tensor | Keys | None) -> Keys | None:
+        """Return the documents of a call that has them; refuse positives of other keys."""
+        call = "loss_fn(queries, cp.Keys(documents, positives=...))"
+        for name, keys in (("queue", queue), ("negatives", negatives)):
+            if isinstance(keys, Keys) and keys.positives is not None:
+                raise ValueError(f"{name}: positives= is of documents: {call}.")
+        if len(views) != 2 or not isinstance(documents := views[1], Keys):
+            return None
+        if queue is not None or documents.positives is None:
+            raise ValueError(f"documents: expected positives= and no queue=: {call}.")
+        return documents
 
     @staticmethod
     def of(value: Tensor | Keys) -> Keys:
         """Return ``value`` as keys."""
         return value if isinstance(value, Keys) else Keys(value)
+
+    def columns(self, queries: int, documents: int) -> Tensor | None:
+        """Return ``positives`` as rows of documents, ``(queries, P)``, -1 for none; no document twice."""
+        if self.positives is None:
+            return None
+        given = checks.require_tensor(self.positives, "documents: positives")
+        if given.dtype == torch.bool and given.shape == (queries, documents):
+            most = documents if checks.traced() else max(1, int(given.sum(1).max()))
+            marked, rows = given.to(torch.uint8).topk(most)
+            return rows.masked_fill(marked == 0, -1)
+        fits = given.dim() in (1, 2) and len(given) == queries and given.numel() > 0
+        if given.dtype == torch.bool or not checks.is_whole(given) or not fits:
+            expected = f"expected integers ({queries}, P) or ({queries},), or booleans ({queries}, {documents})"
+            raise ValueError(f"documents: positives: {expected}, got {checks.shape(given)} of {given.dtype}.")
+        rows = given.reshape(queries, -1).long()
+        if checks.wanted(rows) and bool((wrong := (rows < -1) | (rows >= documents)).any()):
+            expected = f"expected rows from 0 to {documents - 1}, or -1 for none"
+            raise ValueError(f"documents: positives: {expected}, got {rows[wrong][:5].tolist()}.")
+        rows = rows.sort(1, descending=True).values
+        return rows.masked_fill(rows == torch.nn.functional.pad(rows, (1, -1), value=-1), -1)
+
+
+View = Tensor | Keys
 
 
 def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Tensor:

@@ -14,12 +14,12 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 ``joint``      the first view; the second; the keys of ``directions=``, beside one another. By default those of all four
                directions, as in GTE (:mod:`counterpoint.batch.joint`)
 ``queue``      the query; the key; the queue (MoCo). Chosen by ``queue=``. For ``(B, m, d)`` inputs the positives
-               are the ``m (m - 1)`` pairs of different views, the negatives those of the first view.
+               are the ``m (m - 1)`` pairs of different views, the negatives those of the first view. With documents:
+               the query; any of the documents; the others
 =============  ==================================================================================================
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Any, cast
 
@@ -29,23 +29,25 @@ from torch import Tensor
 from .. import checks
 from ..engine.joined import TiltedNegatives
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, concatenated, matrix_of
+from ..engine.matrix import MatrixNegatives, Negatives, concatenated
+from ..engine.pairs import PairNegatives
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from .batch import Batch
 from .choose_engine import (
     Part,
-    has_matrix,
     has_zeros,
     mask_of,
     masked_matrix,
     masked_negatives,
     negatives_of,
     own_negatives,
+    pairs_of,
 )
 from .joint import joint
+from .options import Keys
 from .rules import limits, rounded_up
-from .scores import Scores, counted_positives
+from .scores import PairScores, Scores, counted_positives
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
@@ -81,19 +83,24 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
 
 
 def check_guide(batch: Batch, objective: Any) -> None:
-    """Raise if neither rules nor the objective use the guide, or if the objective uses one that has not seen all keys.
-
-    Objectives that reduce with ``guided=True`` have an attribute ``uses_guide``.
-    """
+    """Raise if nothing uses the guide, or if the objective uses one that has not seen all keys."""
     if batch.guide is None:
         return
-    used = any(getattr(part, "uses_guide", False) for part in objective.modules())
-    if not batch.rules and not used:
-        raise ValueError(
-            "guide=: needs false_negatives= beside it, or cp.SoftTargets; cp.margin(0) is GISTEmbed's rule."
-        )
-    if used and batch.negatives is not None and batch.negatives.guide is None:
-        raise ValueError("guide= with negatives=: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
+    if not batch.rules:
+        check_use(batch.guide, objective)
+    if uses_guide(objective) and batch.negatives is not None and batch.negatives.guide is None:
+        raise ValueError("guide= with negatives: needs the guide's embeddings of these: cp.Keys(..., guide=...).")
+
+
+def uses_guide(objective: Any) -> bool:
+    """Return whether an objective reduces with ``guided=True``; those that do have this attribute."""
+    return any(getattr(part, "uses_guide", False) for part in objective.modules())
+
+
+def check_use(guide: Any, objective: Any) -> None:
+    """Raise if the objective does not use a guide."""
+    if guide is not None and not uses_guide(objective):
+        raise ValueError("guide=: needs false_negatives= beside it, or cp.SoftTargets; cp.margin(0) is GISTEmbed's.")
 
 
 def _exclude_false_negatives(batch: Batch, name: str, scores: Scores, judge: Scores) -> None:
@@ -106,6 +113,8 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores, judge: Sco
     scores.removed = dict(zip(map(str, batch.rules), limits(batch.rules, pos, judge.pos_mask), strict=True))
     scores.unfiltered, scores.judge = scores.neg, None if judge is scores else judge.neg
     most = torch.cat([*scores.removed.values()], 1).amin(1, keepdim=True)
+    if scores.anchor_factor is not None:  # anchors without positives have no limit, and do not count
+        most = most.masked_fill(scores.anchor_factor.unsqueeze(1) == 0, torch.inf)
     kept = _filter(batch, scores, most)
     for part in scores.mixed:
         part.neg = scores.neg
@@ -162,7 +171,8 @@ def pairing_in_force(batch: Batch, default: str) -> str:
     for name in (*chosen.keys(), *chosen.values()) if isinstance(chosen, Mapping) else (used,):
         check_known("unknown pairing", name, PAIRINGS)
     if batch.queue is not None and isinstance(chosen, str) and chosen != "queue":
-        raise ValueError(f"queue= is a pairing of its own (MoCo's), and so is {chosen!r}: give one.")
+        given = "queue= is a pairing of its own (MoCo's)" if batch.bank == "queue" else "documents are a pairing"
+        raise ValueError(f"{given}, and so is {chosen!r}: give one.")
     if default == "single":  # regularizers use the samples, whatever the pairing
         return "single"
     if batch.directions:
@@ -190,12 +200,13 @@ def _one_way(batch: Batch) -> Scores:
     if batch.labels is not None:
         anchors, *others = batch.views
         return _labeled(batch, "one_way", [([anchors], others)], hard)
-    pos = None if has_matrix(batch) else batch.view_similarities(first=True)
+    pairs = pairs_of(batch)
+    pos = batch.view_similarities(first=True) if pairs is None else None
     anchors, *others = batch.views
     if pos is not None and not batch.in_batch:
         return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
-    return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard)
+    return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard, pairs=pairs)
 
 
 def _symmetric(batch: Batch) -> Scores:
@@ -203,7 +214,7 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = None if has_matrix(batch, both=True) else batch.view_similarities()
+    pos = batch.view_similarities()
     a, b = batch.views
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
 
@@ -243,6 +254,8 @@ def _single(batch: Batch) -> Scores:
 def _queue(batch: Batch) -> Scores:
     if batch.queue is None:
         raise ValueError("the pairing queue needs queue=.")
+    if batch.queue.positives is not None:
+        return _documents(batch, batch.queue, batch.queue.positives)
     if len(batch.raw) != 2:
         raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}.")
     query, key, views = batch.view(0), batch.view(1).detach(), 2
@@ -255,21 +268,41 @@ def _queue(batch: Batch) -> Scores:
         pos = (query * key).sum(-1)
     else:
         pos = (query * key).sum(-1, keepdim=True)
-    bank = batch.queue
-    ids = None if bank.ids is None or batch.ids is None else (batch.ids, bank.ids)
+    bank, mask = batch.queue, _mask_of_bank(batch, batch.queue)
     anchors, pos_mask = query[:, 0] if query.dim() == 3 else query, None
-    mask = Mask(ids=ids)
-    if bank.log_q is not None:
-        weights = bank.log_q.new_zeros(len(anchors)), -bank.log_q
-        mask = replace(mask, log_weight=weights, zeros=has_zeros(weights[1]))
     neg: Negatives
-    if batch.labels is not None and ids is not None:
+    if batch.labels is not None and mask.ids is not None:
         matrix = anchors @ bank.embeddings.T
-        neg, same = masked_matrix(matrix, mask), ids[0].unsqueeze(1) == ids[1]
+        neg, same = masked_matrix(matrix, mask), mask.ids[0].unsqueeze(1) == mask.ids[1]
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
         neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
     return Scores(pos, neg, pos_mask, "queue", views=views)
+
+
+def _mask_of_bank(batch: Batch, bank: Keys) -> Mask:
+    """Return which keys of a queue, or of the documents of all processes, count for a query."""
+    ids = None if bank.ids is None or batch.ids is None else (batch.ids, batch.all_documents(bank.ids))
+    if bank.log_q is None:
+        return Mask(ids=ids, positives=bank.positives)
+    keys = -batch.all_documents(bank.log_q)
+    return Mask(ids=ids, positives=bank.positives, log_weight=(keys.new_zeros(batch.size), keys), zeros=has_zeros(keys))
+
+
+def _documents(batch: Batch, bank: Keys, positives: Tensor) -> Scores:
+    """Score queries and the documents of all processes, of which a query's positives are in its own process."""
+    queries, rows, missing = batch.view(0), positives.clamp(min=0), positives < 0
+    neg = masked_negatives(batch, [(queries, batch.all_documents(bank.embeddings))], _mask_of_bank(batch, bank))
+    if isinstance(neg, MatrixNegatives):
+        pos = neg.scores.gather(1, rows)
+    else:
+        pos = (queries.unsqueeze(1) * bank.embeddings[rows]).sum(-1)
+    if batch.group is None and checks.wanted(missing) and not bool(missing.any()):
+        return Scores(pos, neg, pairing="documents")
+    any_positive = (~missing).any() if batch.group is None else batch.group.all_reduce((~missing).any().long()) > 0
+    error = "documents: positives: expected a positive of at least one query, got none."
+    pos_mask, counted = counted_positives(~missing, pos.dtype, error, any_positive)
+    return Scores(pos, neg, pos_mask, "documents", anchor_factor=counted)
 
 
 PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
@@ -310,20 +343,22 @@ def _scores(
     *,
     both: bool = False,
     hard: Tensor | None = None,
+    pairs: PairNegatives | None = None,
 ) -> Scores:
     """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`.
 
-    Positives that are not given are entries of the matrix of similarities, those that are not negatives.
+    ``pairs`` are negatives that are known already, and bring the positives.
     """
-    neg = negatives_of(batch, parts, both=both, hard=hard)
-    if pos is None:
-        skip = neg.skip if isinstance(neg, MatrixNegatives) else None
-        pos = batch.view_similarities(first=not both) if skip is None else matrix_of(neg).gather(1, skip)
-    scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
+    neg: Negatives = negatives_of(batch, parts, both=both, hard=hard) if pairs is None else pairs
+    if pairs is None:
+        assert pos is not None
+        scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
+    else:
+        scores = PairScores.of(pairs, name, len(batch.raw))
     if batch.adversarial is None and batch.mixed is None:
         return scores
     views = [view for anchors, keys in parts for view in (*anchors, *(keys if both else ()))]
-    anchors, times = batch.stack(views), len(pos) // batch.size
+    anchors, times = batch.stack(views), len(scores.pos) // batch.size
     if batch.adversarial is not None:
         # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
         clean, attacked = parts[0][1][0], batch.adversarial[:, 0]

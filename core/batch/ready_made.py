@@ -19,6 +19,7 @@ from .scores import Scores, counted_positives
 
 # Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
 MASKED = -1e4
+ABSENT = -1e30
 EMPTY = ("error", "warn", "zero")
 
 
@@ -27,10 +28,7 @@ def scores_from_matrices(
     neg: Tensor | Negatives,
     mask: Tensor | None,
     pos_mask: Tensor | None,
-    v: Tensor | None,
-    prior: Tensor | None,
-    adversarial: tuple[Tensor, Tensor] | None,
-    mixed: tuple[Tensor, Tensor] | None,
+    guide: tuple[Tensor, Tensor] | None,
 ) -> Scores:
     """Build scores from matrices of similarities; see :meth:`counterpoint.Objective.from_scores`."""
     pos = score_columns(pos, "pos")
@@ -46,39 +44,17 @@ def scores_from_matrices(
         error = "pos_mask: expected a positive of at least one anchor, got False everywhere."
         scores.pos_mask, scores.anchor_factor = counted_positives(pos_mask, pos.dtype, error)
     checks.require_finite(scores.pos, "pos")
-    if v is not None:
-        scores.v = checks.require_finite(score_columns(v, "v", anchors), "v")
-    if prior is not None:
-        if checks.require_float(prior, "prior").numel() != anchors:
-            raise ValueError(f"prior: expected one number per anchor, shape ({anchors},), got {checks.shape(prior)}.")
-        scores.prior = checks.require_prior(prior).reshape(-1, 1).to(scores.pos.dtype)
-    if adversarial is not None:
-        adversarial_pos, adversarial_neg = _pair(adversarial, "adversarial")
-        attacked = _negatives(adversarial_neg, None, anchors, "adversarial[1]")
-        scores.adversarial = Scores(score_columns(adversarial_pos, "adversarial[0]", anchors), attacked)
-    if mixed is not None:
-        mixed_pos, mixed_neg = _pair(mixed, "mixed")
-        checks.require_finite(checks.require_float(mixed_pos, "mixed[0]"), "mixed[0]")
-        if (
-            mixed_pos.dim() != 2
-            or len(mixed_pos) != anchors
-            or (mixed_pos.shape[1] and mixed_neg.shape[:2] != mixed_pos.shape)
-        ):
-            raise ValueError(
-                f"mixed: expected shapes ({anchors}, M-1) and ({anchors}, M-1, N), "
-                f"got {checks.shape(mixed_pos)} and {checks.shape(mixed_neg)}."
-            )
-        scores.mixed = [
-            Scores(widen(mixed_pos[:, j : j + 1]), _negatives(mixed_neg[:, j], None, anchors, "mixed[1]"))
-            for j in range(mixed_pos.shape[1])
-        ]
+    if guide is not None:
+        if not isinstance(guide, (tuple, list)) or [x.shape for x in guide] != [pos.shape, matrix_of(scores.neg).shape]:
+            raise ValueError("guide: expected two tensors, of the shapes of pos and of neg.")
+        scores.guide_pos, scores.neg.guide = _targets(guide[0]), MatrixNegatives(_targets(guide[1]))
     return scores
 
 
-def _pair(value: object, what: str) -> tuple[Tensor, Tensor]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2:
-        raise TypeError(f"{what}: expected two tensors, (similarities, those of their negatives).")
-    return value[0], value[1]
+def _targets(guide: Tensor) -> Tensor:
+    """Return the guide's similarities in float32 at least; minus infinity becomes a number, of which exp is zero."""
+    g = widen(checks.require_float(guide, "guide").detach())
+    return checks.require_finite(g.masked_fill(g == -math.inf, ABSENT), "guide")
 
 
 def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tensor:
@@ -137,6 +113,7 @@ def scores_from_logits(
     ignore_index: int,
     empty: str,
     log_q: Tensor | None = None,
+    guide: Tensor | None = None,
 ) -> Scores:
     """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
 
@@ -150,6 +127,8 @@ def scores_from_logits(
     if logits.shape[-1] < 2 and empty == "error":
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
     scale = _scale(scale)
+    if guide is not None and checks.require_float(guide, "guide").shape != logits.shape:
+        raise ValueError(f"guide: expected similarities {checks.shape(logits)}, got {checks.shape(guide)}.")
     labels = _labels_of(logits, labels)
     logits = logits.flatten(0, -2)
     # 1. which keys are masked (a comparison with NaN is False, so that NaN is reported below)
@@ -197,12 +176,19 @@ def scores_from_logits(
     weight = None if log_q is None else -checked_log_q(log_q, "log_q", s.shape[1], s.dtype).to(s.device).expand_as(s)
     neg = MatrixNegatives(s, labels if drop is None else None, drop, weight)
     neg.valid = valid
+    of_positives: Tensor | None = None
+    if guide is not None:
+        targets = _targets(guide.flatten(0, -2) if rows is None else guide.flatten(0, -2)[rows])
+        neg.guide = MatrixNegatives(targets)
+        of_positives = targets if labels.dtype == torch.bool else targets.gather(1, labels)
     if labels.dtype == torch.bool:
         error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""
         pos_mask, with_positives = counted_positives(labels, s.dtype, error)
         anchors = with_positives if anchors is None else anchors * with_positives
-        return Scores(s, neg, pos_mask, "logits", anchor_factor=anchors, rows=rows, share=share)
-    return Scores(s.gather(1, labels), neg, pairing="logits", anchor_factor=anchors, rows=rows, share=share)
+        pos = s
+    else:
+        pos, pos_mask = s.gather(1, labels), None
+    return Scores(pos, neg, pos_mask, "logits", guide_pos=of_positives, anchor_factor=anchors, rows=rows, share=share)
 
 
 def _scale(scale: object) -> float | Tensor:
@@ -242,7 +228,7 @@ def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:
         if checks.wanted(labels) and bool(((labels != 0) & (labels != labels.amax(1, keepdim=True))).any()):
             raise ValueError(
                 "labels: expected zero, or one number for all positives of a row (one-hot), got several: targets that "
-                "are neither positives nor negatives (label smoothing, distillation) have no counterpart."
+                "are neither positives nor negatives (label smoothing, distillation) are a guide= of cp.SoftTargets."
             )
         return labels > 0
     if labels.dtype == torch.bool:

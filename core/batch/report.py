@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from copy import copy, deepcopy
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import normalize
 from ..engine.matrix import MatrixNegatives, matrix_of
 from ..values import at_scale
 from .choose_engine import path
+from .options import Keys
 from .scores import Scores
 
 
@@ -87,7 +88,7 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
         if engine is not None:
             report[f"engine[{engine}]"] = 1.0
         if call == "forward" and options.get("normalize", True):
-            zeros = sum((~z.any(-1)).sum() for z in args)
+            zeros = sum((~Keys.of(z).embeddings.any(-1)).sum() for z in args)
             report["without_direction"] = float(main.neg.across(torch.as_tensor(zeros)))
         return report
 
@@ -99,8 +100,7 @@ def _scores(
     collector = copy(objective)
     collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
     scores, device = getattr(collector, call)(*map(_copy, args), **{k: _copy(v) for k, v in options.items()})
-
-    return partial(_with_gradient, scores), device
+    return cache(partial(_with_gradient, scores)), device  # the loss must use the matrix that is differentiated by
 
 
 def _with_gradient(scores: Callable[[str], Scores], pairing: str) -> Scores:
@@ -118,7 +118,11 @@ def _engine(objective: Any, args: tuple[Any, ...], options: dict[str, Any]) -> s
     collector.from_pairings = lambda scores, device, reduction="mean": path(part, scores(part.pairing))
     copied = {k: _copy(v) for k, v in options.items()}
     with torch.enable_grad():
-        return str(collector.forward(*(_copy(x).detach().requires_grad_() for x in args), **copied))
+        return str(collector.forward(*map(_leaf, args), **copied))
+
+
+def _leaf(x: Any) -> Any:
+    return x._replace(embeddings=_leaf(x.embeddings)) if isinstance(x, Keys) else _copy(x).detach().requires_grad_()
 
 
 def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from .. import checks
 from ..engine.matrix import Negatives as Negatives  # for objectives, which do not import the engine
+from ..engine.pairs import PairNegatives
 from ..values import Value
 
 
@@ -141,6 +143,23 @@ class Scores:
         if self.pos_mask is None:
             return float(self.pos.shape[1])
         return self.pos_mask.sum(1, keepdim=True).clamp(min=1).to(self.pos.dtype)
+
+
+class PairScores(Scores):
+    """Scores whose positives are computed with the negatives."""
+
+    pairs: PairNegatives  # of which ``neg`` may exclude some
+
+    @cached_property
+    def pos(self) -> Tensor:  # type: ignore[override]
+        return self.pairs.pos
+
+    @classmethod
+    def of(cls, pairs: PairNegatives, pairing: str, views: int) -> PairScores:
+        scores = cls(pairs.left, pairs, pairing=pairing, views=views)
+        scores.pairs = pairs
+        del scores.pos  # until it is asked for
+        return scores
 
 
 def logsumexp_over(x: Tensor, mask: Tensor | None) -> Tensor:

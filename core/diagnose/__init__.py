@@ -1,7 +1,7 @@
 """Numbers and pictures of a batch as an objective weights it.
 
 :func:`report` and :func:`weight_curve` show which negatives an objective trains on, :func:`distances`,
-:func:`alignment` and :func:`uniformity` how spread out embeddings are; :mod:`counterpoint.diagnose.plots` draws both.
+:func:`alignment` and :func:`uniformity` how spread out embeddings are; :mod:`counterpoint.diagnose.plots` draws curves.
 """
 
 from ..batch.report import report

@@ -1,8 +1,8 @@
-"""Plot training weights and distances, in figures without pyplot, hence without global state."""
+"""Plot training weights, in figures without pyplot, hence without global state."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from io import BytesIO
 from itertools import cycle
@@ -15,8 +15,6 @@ from torch import Tensor
 
 from ..install import install
 from ..objective import Objective, as_objective
-from ..objectives.polarization import DistancePolarization
-from .spread import distances
 from .weights import weight_curve
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 # Okabe and Ito's colors, apart for color-blind readers too; the dashes tell lines apart without any color.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 DASHES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (1, 1)))
-BINS = 50
 WIDTH = 66
 
 
@@ -52,91 +49,17 @@ def plot_weights(
     """
     shown = [objectives] if isinstance(objectives, (Objective, str)) else objectives
     axes = figure().add_subplot()
-    styles = zip(map(as_objective, shown), cycle(COLOURS), cycle(DASHES), strict=False)
-    draw_weights(axes, styles, similarities, positive, negatives)
-    axes.set_title("Which negatives an objective trains on")
-    return _finish(axes, path)
-
-
-def draw_weights(
-    axes: Axes,
-    styles: Iterable[tuple[Objective, str, Any]],
-    similarities: Tensor | None = None,
-    positive: float = 0.8,
-    negatives: Tensor | None = None,
-) -> None:
-    """Draw the curves of :func:`plot_weights` into ``axes``; ``styles`` are objectives with color and line style."""
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.axvline(positive, color="0.2", linewidth=1.2, linestyle=":", label=f"the positive, s = {positive:g}")
-    for objective, colour, dash in styles:
+    for objective, colour, dash in zip(map(as_objective, shown), cycle(COLOURS), cycle(DASHES), strict=False):
         s, weight = weight_curve(objective, similarities, positive, negatives)
         x, y = torch.stack([s, weight])[:, s.argsort()].tolist()
         axes.plot(x, y, color=colour, linestyle=dash, linewidth=2, label=_wrapped(objective))
     axes.margins(x=0.01)
     axes.set_xlabel("similarity s of the negative (cosine)")
     axes.set_ylabel("training weight dL/ds\n(> 0 pushes apart; mean |dL/ds| = 1)")
-
-
-def plot_distances(
-    embeddings: Tensor | Sequence[Tensor],
-    objective: Objective | str | None = None,
-    path: str | Path | None = None,
-    low: float = 0.1,
-    high: float = 0.5,
-    labels: Tensor | Sequence[int] | None = None,
-) -> Figure:
-    """Plot the histogram of pairwise distances ``D = (1 - cos) / 2``, with the margin shaded, after LMCL's Figure 2.
-
-    Args:
-        embeddings: ``(B, d)``, or a list of several views ``(B, d)``; pairs are within a view.
-        objective: gives the title and, if it has a ``dp`` term, the margin in place of ``low`` and ``high``.
-        path: where to save the picture, a PNG unless the name ends otherwise.
-        low, high: the margin.
-        labels: ``(B,)`` classes; pairs of the same and of different classes are then shown apart.
-
-    >>> import torch, counterpoint as cp
-    >>> figure = cp.plot_distances(torch.eye(4))
-    >>> figure.axes[0].get_xlabel()
-    'distance D = (1 - cos) / 2'
-    """
-    views = (embeddings,) if isinstance(embeddings, Tensor) else tuple(embeddings)
-    shown = None if objective is None else as_objective(objective)
-    for part in () if shown is None else shown.modules():
-        if isinstance(part, DistancePolarization):
-            low, high = float(part.low), float(part.high)
-    axes = figure().add_subplot()
-    draw_distances(axes, views, low, high, labels)
-    axes.set_title("Distances between samples" + ("" if shown is None else f"\n{_wrapped(shown)}"))
+    axes.set_title("Which negatives an objective trains on")
     return _finish(axes, path)
-
-
-def draw_distances(
-    axes: Axes,
-    views: Sequence[Tensor],
-    low: float = 0.1,
-    high: float = 0.5,
-    labels: Tensor | Sequence[int] | None = None,
-) -> None:
-    """Draw the histogram of :func:`plot_distances` into ``axes``."""
-    d = distances(*views).cpu()
-    groups = {"all": d}
-    if labels is not None:
-        size, classes = len(views[0]), torch.as_tensor(labels).cpu()
-        if classes.shape != (size,):
-            raise ValueError(f"labels: expected {size} integers, one per sample, got shape {tuple(classes.shape)}.")
-        same = (classes.unsqueeze(1) == classes)[torch.ones(size, size, dtype=torch.bool).triu(1)]
-        same = same.repeat(len(d) // max(len(same), 1))
-        groups = {"different classes": d[~same], "same class": d[same]}
-    edges = torch.linspace(0, 1, BINS + 1).tolist()
-    axes.axvspan(low, high, color="0.88", label=f"the margin, {low:g} < D < {high:g}")
-    for (name, values), colour, dash in zip(groups.items(), COLOURS, DASHES, strict=False):
-        percent = 100 / max(len(values), 1)
-        share = (percent * torch.histc(values.float(), BINS, 0, 1)).tolist()
-        inside = percent * int(((values > low) & (values < high)).sum())
-        label = f"{name}: {len(values):,} pairs, {inside:.0f}% in the margin"
-        axes.stairs(share, edges, fill=True, color=colour, alpha=0.25)
-        axes.stairs(share, edges, color=colour, linewidth=1.8, linestyle=dash, label=label)
-    axes.set(xlim=(0, 1), xlabel="distance D = (1 - cos) / 2", ylabel=f"pairs per bin of {1 / BINS:g} (%)")
 
 
 def figure(width: float = 6.8, height: float = 4.2) -> Figure:

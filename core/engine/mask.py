@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -127,6 +128,7 @@ class Mask:
         hard: number of the first hard negative, from which on all keys are hard negatives, if there are any.
         own_log_weight: added to the log-weights of an anchor's own hard negatives; minus infinity excludes them.
         others: whether the hard negatives of other samples count.
+        positives: ``(anchors, P)`` rows of keys that do not count for an anchor, padded with -1.
         log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times; minus infinity excludes
             it. The former are for anchors that are keys too.
         zeros: whether any of these may be minus infinity.
@@ -139,6 +141,7 @@ class Mask:
     hard: int | None = None
     own_log_weight: float = 0.0
     others: bool = True
+    positives: Tensor | None = None
     log_weight: tuple[Tensor, Tensor] | None = None
     zeros: bool = False
     limits: Limits | None = None
@@ -147,7 +150,8 @@ class Mask:
     @property
     def by_position(self) -> bool:
         """Whether a key is excluded only for its position, and all others count once."""
-        return self.ids is None and self.log_weight is None and self.others and self.own_log_weight == 0
+        apart = self.ids is not None or self.positives is not None or self.log_weight is not None
+        return not apart and self.others and self.own_log_weight == 0
 
     @property
     def largest_log_weight(self) -> float:
@@ -175,7 +179,8 @@ class Mask:
         if self.log_weight is not None:
             weights = [_of_keys(self.log_weight[1], tile), self.log_weight[0][tile.rows].unsqueeze(1)]
         views = width if self.hard is None else min(width, max(0, self.hard - tile.keys.start))
-        if self.ids is None and self.limits is None and views == width and not self.zeros:
+        plain = self.ids is None and self.positives is None and self.limits is None and not self.zeros
+        if plain and views == width:
             return tile._replace(excluded=self._offsets(height, width, start), log_weights=(*weights,))
         # 1. views of the anchor's sample, or keys with its id
         keep = workspace("keep", (height, width))
@@ -195,12 +200,17 @@ class Mask:
             elif self.own_log_weight:
                 own.mul_(self.own_log_weight)
                 weights = [own.add_(weights[0])] if weights else [own]
+        # 3. positives in this tile
+        if self.positives is not None:
+            at = self.positives[tile.rows] - tile.keys.start
+            outside = (at < 0) | (at >= width)
+            keep = keep.scatter_reduce(1, at.clamp(0, width - 1), outside.to(keep.dtype), "amin")
         keeps = [keep] if tile.mirror is None else [keep, keep]
-        # 3. keys of weight zero
+        # 4. keys of weight zero
         if self.zeros:
             keeps = [x * (weight > -math.inf) for x, weight in zip(keeps, weights, strict=False)]
             weights = [x.masked_fill(x == -math.inf, 0.0) for x in weights]
-        # 4. keys that are too similar
+        # 5. keys that are too similar
         if self.limits is not None and s is not None:
             allowed = self.limits.allowed(s, tile, workspace)
             keeps = [x.mul_(y) for x, y in zip(allowed, keeps, strict=True)]
@@ -212,9 +222,8 @@ class Mask:
         if self.by_position:
             if self.period is None:
                 return None, None, None
-            first = (torch.arange(rows, device=matrix.device).unsqueeze(1) + self.first) % self.period
             views = keys if self.hard is None else self.hard
-            return first + torch.arange(0, views, self.period, device=matrix.device), None, None
+            return own_columns(rows, views, self.period, matrix.device, self.first), None, None
         tile = Tile(slice(0, rows), slice(0, keys))
         tile = replace(self, limits=None).weigh(tile, None, Workspace(matrix))
         drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
@@ -228,7 +237,8 @@ class Mask:
     def for_rows(self, rows: slice) -> Mask:
         """Return the mask of some of the anchors; limits have to be chosen for these."""
         ids, weight = (None if x is None else (x[0][rows], x[1]) for x in (self.ids, self.log_weight))
-        return replace(self, ids=ids, log_weight=weight, first=self.first + rows.start)
+        positives = None if self.positives is None else self.positives[rows]
+        return replace(self, ids=ids, positives=positives, log_weight=weight, first=self.first + rows.start)
 
     def count(self, rows: int, keys: int, like: Tensor) -> Value:
         """Count the negatives of an anchor as often as they count, ``(rows, 1)`` if they may differ, without limits."""
@@ -253,6 +263,19 @@ class Mask:
         if self.period is None:
             return ()
         return range(1 - height + (height - 1 - start) % self.period, width, self.period)
+
+
+def own_columns(rows: int, views: int, period: int, device: torch.device, first: int = 0) -> Tensor:
+    """Return which of the columns of some views are each anchor's sample, ``(rows, k)``; see :class:`Mask`."""
+    columns = _own_columns.__wrapped__ if checks.traced() else _own_columns
+    return columns(rows, views, period, device, first)
+
+
+@lru_cache(maxsize=4)  # in a small batch they take as long to make as the similarities
+def _own_columns(rows: int, views: int, period: int, device: torch.device, first: int) -> Tensor:
+    with torch.inference_mode(False):
+        row = (torch.arange(rows, device=device).unsqueeze(1) + first) % period
+        return row + torch.arange(0, views, period, device=device)
 
 
 def _of_keys(x: Tensor, tile: Tile) -> Tensor:

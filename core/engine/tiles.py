@@ -99,8 +99,6 @@ class TileNegatives(Negatives):
         self._matrix: MatrixNegatives | None = None
         self._count: Value | None = None
 
-    # ---- blocks --------------------------------------------------------------------------------
-
     def blocks(self, mirrored: bool = False) -> Iterator[Block]:
         """Yield each pair of embeddings and, if its keys are anchors too, the same exchanged.
 
@@ -145,8 +143,6 @@ class TileNegatives(Negatives):
         """Return further arguments of :class:`counterpoint.engine.matrix.Product`, for a matrix used once."""
         return ()
 
-    # ---- which keys count ----------------------------------------------------------------------
-
     @property
     def count(self) -> Value:
         """The number of negatives, each as often as it counts; under limits, counted in a pass of its own."""
@@ -157,7 +153,7 @@ class TileNegatives(Negatives):
         elif self._count is None:
             self._count = 1.0  # so that the mean below is the sum
             with torch.no_grad():
-                self._count = self._sum_of_weights()
+                self._count = self.reduce(Mean, _ONES, True)[0]
         return self._count
 
     @count.setter
@@ -165,9 +161,6 @@ class TileNegatives(Negatives):
         self._count = value
         if self._matrix is not None:
             self._matrix.count = value
-
-    def _sum_of_weights(self) -> Tensor:
-        return self.reduce(Mean, _ONES, True)[0]
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
         first = len(self.pairs[0][1]) - exempt if exempt else None
@@ -183,8 +176,6 @@ class TileNegatives(Negatives):
     def check_left(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
         self.valid: Value = self.valid * checks.require_negatives(left, LIMITED)
-
-    # ---- as a matrix ---------------------------------------------------------------------------
 
     def dense(self) -> MatrixNegatives:
         """Return the same negatives as a matrix."""
@@ -206,8 +197,6 @@ class TileNegatives(Negatives):
             with torch.enable_grad():
                 self._matrix = self.dense()
         return self if self._matrix is None else self._matrix
-
-    # ---- reductions ----------------------------------------------------------------------------
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         if guided and self.guide is not None:

@@ -116,9 +116,6 @@ class CLDRO(Objective, name="dro"):
         return {"temperature": kl_alpha(scores.neg, self.radius, self.shared).mean()}
 
 
-# ---- KL ----------------------------------------------------------------------------------------
-
-
 def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Tensor:
     """Compute the optimal ``a*`` of KL-DRO, ``(anchors, 1)``; zero where the radius reaches the largest negative.
 
@@ -236,9 +233,6 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
     return torch.where(t > 0, shares, largest / largest.sum(1, keepdim=True))
 
 
-# ---- chi-squared -------------------------------------------------------------------------------
-
-
 def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: bool = True) -> Tensor:
     """Compute ``max { mean(L s) : mean L = 1, c mean (L - 1)^2 <= radius }``, ``(anchors, 1)``.
 
@@ -260,9 +254,6 @@ def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> T
     s = matrix_of(neg)
     ratio = torch.where(reached, (s >= top).to(s.dtype), (s - top - low).clamp(min=0))
     return ratio / ratio.mean(1, keepdim=True)
-
-
-# ---- mutual information ------------------------------------------------------------------------
 
 
 def mutual_information(
@@ -292,9 +283,6 @@ def mutual_information(
         return pos.mean() - (t * log_g0(negatives, t)).mean()
     check_known("mutual_information: unknown divergence", divergence, get_args(Divergence))
     return pos.mean() - (negatives.mean(lambda s: s) + negatives.variance()).mean()  # type: ignore[no-any-return]
-
-
-# ---- shared ------------------------------------------------------------------------------------
 
 
 def _positive(value: Value, what: str) -> Value:

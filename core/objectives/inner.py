@@ -64,9 +64,6 @@ class Envelope(torch.autograd.Function):
         return sum(slopes, torch.zeros_like(slope))
 
 
-# ---- chi-squared -------------------------------------------------------------------------------
-
-
 def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     """Compute ``max { mean(L s) : L >= 0, mean L = 1, mean (L - 1)^2 <= bound }``, ``(anchors, 1)``."""
     matrix: Any = neg

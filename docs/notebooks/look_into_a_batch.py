@@ -29,7 +29,7 @@ if importlib.util.find_spec("counterpoint") is None:  # on Colab
 import torch
 
 import counterpoint as cp
-from counterpoint.diagnose.plots import plot_distances, plot_weights
+from counterpoint.diagnose.plots import figure, plot_weights
 
 torch.manual_seed(0)
 
@@ -114,7 +114,14 @@ cp.InfoNCE(0.2).report(z1, z2, ids=classes)
 # polarization, which wants no pair in it.
 
 # %%
-plot_distances([z1, z2], "infonce:t=0.2 + 0.1*dp", labels=classes)
+same = (classes.unsqueeze(1) == classes)[torch.ones(len(z1), len(z1), dtype=torch.bool).triu(1)].repeat(2)
+histogram = figure()
+axes = histogram.add_subplot(xlabel="distance D = (1 - cos) / 2", ylabel="share of pairs")
+axes.axvspan(0.1, 0.5, color="0.88", label="the margin of dp")
+for label, pairs in (("different classes", ~same), ("same class", same)):
+    axes.hist(cp.distances(z1, z2)[pairs], 50, (0, 1), density=True, histtype="step", linewidth=2, label=label)
+axes.legend()
+histogram
 
 # %% [markdown]
 # The less the two histograms overlap, the easier the classes are to tell apart. Save such a picture before and after

@@ -82,7 +82,7 @@ encoders = {"before training": untrained}
 for objective in ("infonce:t=0.2", "adnce:t=0.2,mu=0.7"):
     torch.manual_seed(0)
     method = image.build(settings, objective, SIZE)
-    image.pretrain(image.Pretraining(method, recipe), data, progress=True)
+    image.pretrain(image.Pretraining(method, recipe), data)
     encoders[objective] = method.encoder
 
 # %% [markdown]

@@ -46,6 +46,7 @@ PROPOSED = {
     "`adnce`": (("ADNCE",), FALSE),
     "`dcl`, `hcl`": (("DCL", "HCL"), FALSE),
     "any, with `ids=`": (("oracle",), FALSE),
+    "any, with `guide=`": (("masked by a guide",), FALSE),
     "`supcon`, or any other, with `labels=`": (("oracle, SupCon",), FALSE),
     "`debpos`, `nca`": (("debiased positives, 4 views", "NCA, 4 views"), ("wrong positives",)),
     "`arcl(...)` with 4 or more views": (("ArCL, 4 views", "ArCL, 8 views"), ("views, shifted",)),

@@ -100,7 +100,8 @@ def _read(file: str, name: str, parser: Parser) -> Line:
     begun = recorded(content.get("command"))
     if begun is None or begun.name not in (name, name.replace("tune ", "train ")):
         hint = f"; expected counterpoint {begun.name} {FLAG} {file}" if begun else ""
-        raise ValueError(f"{begun_by(content.get('command'))}, not by counterpoint {name}{hint}.")
+        program = content.get("command") or "an unknown program"
+        raise ValueError(f"it was begun by {program}, not by counterpoint {name}{hint}.")
     if any(REDACTED in word for word in begun.line.words()):
         raise ValueError("its command had a secret, which was not recorded: type the command again.")
     if begun.name != name:
@@ -190,8 +191,3 @@ def recorded(command: str | None) -> Begun | None:
     if not is_ours or not name.startswith(COMMANDS_THAT_TRAIN):
         return None
     return Begun(name, Line.split(words[len(name.split()) :], parser_of(name)).without(PLACE))
-
-
-def begun_by(command: str | None) -> str:
-    """Name the command or the code that began a run."""
-    return f"it was begun by {command or 'an unknown program'}"

@@ -17,7 +17,7 @@ from counterpoint.install import DISTRIBUTION, install
 
 from ..domain import NAMES as DOMAINS
 
-EXTRAS = (*DOMAINS, "plots", "report", "race", "cli", "hub", "export", "track", "cluster", "s3", "gcs")
+EXTRAS = (*DOMAINS, "plots", "report", "race", "cli", "hub", "track", "cluster", "s3", "gcs")
 UNTESTED = "counterpoint has been tested on CPUs only; its GPU kernels run only with engine='fused'"
 RENDERERS = {"egl": "libegl1", "osmesa": "libosmesa6"}  # and the Debian and Ubuntu packages that provide them
 # run in a process of its own, since dm_control chooses its renderer once, when it is imported

@@ -12,7 +12,7 @@ from counterpoint.names import visible
 from .. import flags
 from ..secrets import REDACTED
 from ..store.progress import format_numbers
-from .config import begun_by, recorded
+from .config import recorded
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -59,7 +59,7 @@ def commands(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
     reasons: dict[str, str] = {}
     for run in runs:
         if (begun := recorded(run.record.get("command"))) is None:
-            reasons[run.address] = begun_by(run.record.get("command"))
+            reasons[run.address] = f"it was begun by {run.record.get('command') or 'an unknown program'}"
         else:
             lines[begun.command(begun.of_run(run.arguments) if len(runs) == 1 else begun.line)] = None
     return list(lines), reasons

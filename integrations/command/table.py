@@ -176,11 +176,6 @@ COMMANDS = {
         "push runs/image/cifar10/NAME/seed0 me/cifar10-adnce",
         "push runs/graph/MUTAG/NAME/seed0 me/mutag --folder published    only look at what would be pushed",
     ),
-    "export": Command(
-        "..hub.commands:export",
-        "write the encoder of a run as ONNX or a torch.export program, and check its outputs",
-        "export runs/image/cifar10/NAME/seed0 --out encoder.onnx",
-    ),
     "doctor": Command(
         ".doctor",
         "check what this installation can run, and what to install for the rest",

@@ -36,6 +36,7 @@ def cell(
     """
     name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
     chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link")}
+    chosen |= {"report": True} if settings.report else {}
     chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, "like": HOST, **more}
     return {"domain": DOMAIN, "dataset": name, "objective": objective, "seed": seed, **chosen}
 

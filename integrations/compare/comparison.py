@@ -24,7 +24,7 @@ from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
-from ..report.statistics import FEWEST, available, compare
+from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
@@ -46,6 +46,7 @@ UNTUNED = "no objective was tuned: each has the setting it was given; --tune N -
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
 EQUAL = 3  # seeds whose numbers are equal in every row not by chance, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
+SHARED = ("temperature", "denominator")  # the host's, in rows that name none
 UNTYPED = 0.987654321  # a temperature that nobody types
 # what is tried of parameters without a grid of their own in every domain
 PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **GRIDS}
@@ -69,7 +70,8 @@ class Comparison:
         host = arguments.host
         own, self.told = registry.load(host).spec, list[str]()
         if host == "auto":
-            host, seam, own, self.told = find_loss(arguments.out, code, script, seam)
+            seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
+            host, seam, own, self.told = find_loss(arguments.out, code, [*script, *seed], seam)
         self.own: str = own
         _check(host, seam, script, file, self.specs)
         _tell_secrets(script, arguments.on)
@@ -90,6 +92,8 @@ class Comparison:
         if given.seeds <= FEWEST:
             self.notes.append(FEW)
             print_line(FEW)
+        if not available():
+            print_line(f"Means only: {MISSING}.")
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
@@ -105,7 +109,7 @@ class Comparison:
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
         if not (done := [run for run in done if run not in errors]):
             return 1
-        self.notes += [*own_settings(self.specs), *_time_notes(done, baseline)]
+        self.notes += [*own_settings(done), *_time_notes(done, baseline)]
         if same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
             stopped = f"stopped after {EQUAL} seeds: " * bool(late)
@@ -171,11 +175,18 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
         print_line(f"secrets in the script's arguments are passed to it, and recorded as {REDACTED}")
 
 
-def own_settings(specs: Iterable[str]) -> Iterator[str]:
-    """Yield the differences of rows to the script's own loss beside their objective."""
-    pattern = re.compile(r"[:,]\s*(t|temperature|denominator)\s*=")
-    typed = {spec: dict.fromkeys(pattern.findall(spec.partition(";")[0])) for spec in specs}
-    if shown := [f"{quoted(spec)} ({', '.join(names)})" for spec, names in typed.items() if names]:
+def own_settings(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield the differences of rows to the script's own loss, as their runs saw it, beside their objective."""
+    shown = []
+    for name, run in {run.name: run for run in runs}.items():
+        known = run.details.get("own", HOST)
+        own = cp.objective("infonce:t=host" if known == HOST else known)
+        row = cp.objective(run.arguments["objective"], like=str(own))
+        parts = [part.to_dict() for part in row.modules() if isinstance(part, cp.Objective)]
+        values = {key: {str(part.get(key, HOST)) for part in parts if "temperature" in part} for key in SHARED}
+        if differ := [key for key, some in values.items() if some - {HOST, str(own.to_dict().get(key))}]:
+            shown.append(f"{quoted(name)} ({', '.join(differ)})")
+    if shown:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
 
 
@@ -206,9 +217,6 @@ def same_numbers(runs: Sequence[Run]) -> bool:
     """Return whether there are several seeds, and no row's numbers depend on them."""
     rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
-
-
-# ---- the host auto -----------------------------------------------------------------------------
 
 
 def find_loss(
@@ -252,9 +260,6 @@ def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
     return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 
-# ---- tuning ------------------------------------------------------------------------------------
-
-
 def tuned(
     specs: Sequence[str],
     settings: Settings,
@@ -294,9 +299,6 @@ def with_value(spec: str, name: str, value: float) -> str:
     for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
         text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
     return text
-
-
-# ---- how much each objective computes ----------------------------------------------------------
 
 
 def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:

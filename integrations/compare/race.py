@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import counterpoint as cp
 from counterpoint.checks import is_number
-from counterpoint.install import install
 
 from .. import report, store
 from ..report.statistics import Verdict
@@ -88,10 +87,12 @@ class Race(Comparison):
                 print(f"counterpoint race: {error}", file=sys.stderr)
             return 1
         base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
-        names = [self.confirmed_by.name]
-        summary = report.summarise(runs, baseline=base, metrics=names, lower=lower, margin=margin)
+        summary = report.summarise(runs, baseline=base, metrics=[self.confirmed_by.name], lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
-        cost = {"race": self._cost(), "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
+        short = len(self.arms) * self._steps(1 / SHARE) / self.length
+        whole = self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)
+        temperature = float(self.tune_seeds * sum(arm.own for arm in self.arms))
+        cost = {"race": short + whole, "temperature": temperature}  # in trainings of the script's length
         said = sentence(winner.text, tuned.text, compared, label, cost, lower)
         summary.notes[:0] = self._dropped()
         title = f"Race: {runs[0].arguments['dataset']}"
@@ -135,7 +136,10 @@ class Race(Comparison):
             if text := at_temperature(family, self.own, factor):
                 arms.setdefault(text, Arm(text, family, factor))
         known = {arm.text for arm in self.arms}
-        new = [arm for arm in arms.values() if arm.text not in known][: self.most - len(self.arms)]
+        new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
+        if skipped := [arm.text for arm in new[room:]]:
+            print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
+        new = new[:room]
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
         for arm, run in zip(new, self._train([arm.text for arm in new], short), strict=True):
@@ -188,11 +192,6 @@ class Race(Comparison):
     def _steps(self, share: float) -> float:
         length = self.length * share
         return float(max(1, round(length))) if self.length.is_integer() else length
-
-    def _cost(self) -> float:
-        """Return the search's compute, in trainings of the script's length."""
-        short = self._steps(1 / SHARE) / self.length
-        return float(len(self.arms) * short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms))
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
@@ -280,11 +279,9 @@ def _study(folder: Path) -> optuna.Study:
 
     ``optuna-dashboard`` shows the file in the folder.
     """
-    try:
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        raise ImportError(f"counterpoint race needs optuna: {install('race')}", name="optuna") from error
+    import optuna
+    from optuna.storages.journal import JournalFileBackend
+
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=SHARE)
     file = folder / "optuna.log"

@@ -2,6 +2,9 @@
 
 import argparse
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+from counterpoint.install import install
 
 from ..domain import setting
 from . import commands
@@ -30,6 +33,8 @@ class RaceSettings(Settings):
     tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009
     grid: None = setting(None, flag=False)
     baseline: str | None = setting(None, flag=False)
+    report: bool = setting(False, flag=False)
+    items: Metric | None = setting(None, flag=False)  # noqa: RUF009
     budget: int = setting(18, "trainings of the script's length that the search may cost, about", low=2)
     steps_flag: str | None = setting(
         None,
@@ -57,6 +62,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(fault)
     if arguments.seeds < FEWEST:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")
+    if len(settings.metric) > 1:
+        raise ValueError("--metric: expected one, which chooses; another one for the verdict is --confirm-metric")
     if settings.steps_flag is not None:
         length_of(arguments.script, settings.steps_flag)
     elif settings.metric[0].kind != "output":
@@ -64,6 +71,8 @@ def _check(arguments: argparse.Namespace) -> None:
             "--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps; without one, "
             f"--metric must be output:REGEX, to stop runs by the numbers that they print, got {settings.metric[0].text}"
         )
+    if missing := [package for package in ("optuna", "scipy") if find_spec(package) is None]:  # used after the search
+        raise ImportError(f"it needs {' and '.join(missing)}: {install('race')}")
 
 
 def command(arguments: argparse.Namespace) -> int:

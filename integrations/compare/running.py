@@ -18,6 +18,7 @@ from ..store.run import Run
 from . import child
 from .cells import words
 from .metrics import SCORES, Metric, Written, curves, printed, read
+from .settings import HOST
 
 PATIENCE = 10.0  # seconds that a script has to end when it is interrupted
 POLL = 0.2  # seconds between two looks at what a script has printed
@@ -26,7 +27,7 @@ NO_SEED = (
     "does the script set a seed itself, such as TrainingArguments(seed=12)? Make it a flag, named by --seed-flag. Or "
     "is the training too short to move the number?"
 )
-LOG, ENDED, OUT, WORK, SEAM = "log.txt", "ended.json", "out", "work", "seam.json"
+LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
 SKIPPED = (".git", "__pycache__")
 
 
@@ -53,8 +54,12 @@ def finish(run: Run, metrics: Sequence[Metric]) -> None:
     shared = ended["jobs"] > 1 and not run.arguments["copy"]
     written = Written(path / OUT, folder, path / LOG, *times, shared, run.arguments.get("lines"))
     result = read(metrics, written)
-    for step, numbers in curves(metrics, written).items():
-        run.log(step, **numbers)
+    lines = curves(metrics, written)
+    for line in (path / REPORT).read_text(encoding="utf-8").splitlines() if (path / REPORT).exists() else ():
+        numbers = json.loads(line)
+        lines.setdefault(numbers.pop("step"), {}).update({f"report/{name}": x for name, x in numbers.items()})
+    for step in sorted(lines):
+        run.log(step, **lines[step])
     run.finish(result, metrics=[metric.text for metric in metrics], **ended)
 
 
@@ -78,7 +83,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     arguments, path, here, root = run.arguments, run.path.resolve(), Path.cwd(), run.folder.root.resolve()
     for name in (OUT, WORK):
         shutil.rmtree(path / name, ignore_errors=True)
-    for name in (SEAM, SCORES):
+    for name in (SEAM, SCORES, REPORT):
         (path / name).unlink(missing_ok=True)
     (path / OUT).mkdir()
     folder = here
@@ -92,8 +97,9 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         "scores": str(path / SCORES),
     }
     command = [sys.executable, "-m", child.__name__, json.dumps(request), arguments["host"]]
-    command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}", "--"]
-    command += words(arguments, script, path / OUT)
+    command += [f"--objective={arguments['objective']}", *arguments["seam"], f"--counts={path / SEAM}"]
+    command += [f"--report={path / REPORT}"] if arguments.get("report") else []
+    command += ["--", *words(arguments, script, path / OUT)]
     environment = {"PYTHONHASHSEED": str(arguments["seed"]), "PYTHONUNBUFFERED": "1", **os.environ}
     with (path / LOG).open("wb") as log:
         began = (path / LOG).stat().st_mtime_ns  # the file system's time, which may lag
@@ -110,10 +116,9 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
+    ended |= {key: seam.get(key, without) for key, without in (("calls", 0), ("step_seconds", None), ("own", HOST))}
     with atomic(path / ENDED) as file:
-        file.write(
-            json.dumps({**ended, "calls": seam.get("calls", 0), "step_seconds": seam.get("step_seconds", [])}).encode()
-        )
+        file.write(json.dumps(ended).encode())
 
 
 def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path) -> None:

@@ -27,12 +27,6 @@ def row(text: str) -> str:
     return text.strip()
 
 
-def item_metric(text: str) -> Metric:
-    """A type for argparse: a file of scores per item, which each run writes."""
-    items.parse(text)
-    return Metric.parse(text)
-
-
 @dataclass(frozen=True)
 class Settings:
     """The settings of ``counterpoint compare``: the script, its metric and its rows."""
@@ -48,7 +42,7 @@ class Settings:
     items: Metric | None = setting(  # noqa: RUF009
         None,
         "scores per test item that each run writes, npy:FILE or jsonl:FILE:ID:SCORE, for verdicts over items (none)",
-        type=item_metric,
+        type=lambda text: Metric.parse(items.parse(text).text),  # refuses other metrics
         metavar="ITEMS",
     )
     lower: bool = setting(False, "smaller numbers are better")
@@ -74,6 +68,7 @@ class Settings:
         nargs="+",
         metavar="NAME=VALUE,...",
     )
+    report: bool = setting(False, "store what the objective's report() says of each batch; steps take longer")
     copy: bool = setting(False, "run the script in a copy of this folder, one for each run")
     link: Sequence[str] = setting((), "with --copy: large data to link instead (none)", nargs="+", metavar="FOLDER")
     any_length: bool = setting(False, "runs may reach the loss differently often, as with early stopping")

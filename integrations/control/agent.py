@@ -15,6 +15,7 @@ of a batch, which run channels-last and in chunks; and where CURL moves the enco
 optimizers, one takes twice the step.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -66,8 +67,15 @@ class Contrast(nn.Module):
 
     def forward(self, z: Tensor, keys: list[Tensor]) -> Tensor:
         """The loss of anchors ``(B, features)`` and keys, ``(B, features)`` per further crop."""
-        sides = curl.Sides(z, keys, self.w if self.scores == "bilinear" else None)
-        return self.objective.from_pairings(sides, z.device)
+        return self.objective.from_pairings(self._sides(z, keys), z.device)
+
+    def report(self, z: Tensor, keys: list[Tensor]) -> dict[str, float]:
+        """What this batch looks like to the objective, see :meth:`Objective.report`."""
+        numbers = self.objective.report(self._sides(z, keys), z.device, call="from_pairings")
+        return {f"report/{name}": value for name, value in numbers.items()}
+
+    def _sides(self, z: Tensor, keys: list[Tensor]) -> curl.Sides:
+        return curl.Sides(z, keys, self.w if self.scores == "bilinear" else None)
 
     def keys(self, frames: Tensor, size: int) -> list[Tensor]:
         """The target encoder's output for all crops but the first."""
@@ -120,8 +128,8 @@ class Agent(nn.Module):
         h = self.critic.encoder.convolve(center_crop(x, self.settings.crop))
         return (self.actor(h)[0] if explore else self.actor.mean(h)).cpu().numpy()
 
-    def update(self, batch: Transitions) -> dict[str, Tensor]:
-        """Update all networks once; returns the losses."""
+    def update(self, batch: Transitions, log: Callable[[dict[str, float]], object] | None = None) -> dict[str, Tensor]:
+        """Update all networks once; returns the losses, and passes the report of the objective to ``log``."""
         s, encoder = self.settings, self.critic.encoder
         frames = batch.observations, batch.next_observations
         x, x_next = (random_crop(part, s.crop) for part in frames)
@@ -140,7 +148,10 @@ class Agent(nn.Module):
                 follow(slow, fast, s.tau)
 
         # 3. encoder, by the contrastive loss
-        loss = self.contrast(z, self.contrast.keys(batch.observations, s.crop))
+        keys = self.contrast.keys(batch.observations, s.crop)
+        if log is not None:
+            log(self.contrast.report(z, keys))
+        loss = self.contrast(z, keys)
         self._step("contrast", loss)
         losses["contrast"] = loss.detach()
         self.updates += 1

@@ -120,17 +120,17 @@ def pretrain(
     target = copy.deepcopy(encoder).requires_grad_(False)
     contrast = Contrast(objective, encoder, target, settings.features, scores).to(frames.device)
     adam = contrast.optimizer(settings.lr)
-    steps = range(updates)
-    for step in steps if run is None else run.track(steps):
+    for step in range(updates) if run is None else run.track(range(updates)):
         batch = frames[torch.randint(len(frames), (settings.batch,)).to(frames.device)]
-        loss = contrast(encoder(random_crop(batch, settings.crop)), contrast.keys(batch, settings.crop))
+        z, keys = encoder(random_crop(batch, settings.crop)), contrast.keys(batch, settings.crop)
+        loss = contrast(z, keys)
+        if run is not None and (step + 1) % max(1, updates // 20) == 0:
+            run.log(step + 1, loss=float(loss.detach()), **contrast.report(z, keys))
         adam.zero_grad()
         loss.backward()
         adam.step()
         if step % settings.every == 0:
             follow(target, encoder, settings.encoder_tau)
-        if run is not None and (step + 1) % max(1, updates // 20) == 0:
-            run.log(step + 1, loss=float(loss.detach()))
     return encoder
 
 

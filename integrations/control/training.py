@@ -106,13 +106,15 @@ def learn(run: Run, env: Control) -> Agent:
 
         # 2. learn: an update per decision
         if turn + 1 >= settings.random_steps:
-            losses = agent.update(replay.sample(settings.batch))
-            if agent.updates % LOG_EVERY == 1:  # these updates include the actor
+            reports: dict[str, float] = {}
+            logs = agent.updates % LOG_EVERY == 0  # these updates include the actor
+            losses = agent.update(replay.sample(settings.batch), reports.update if logs else None)
+            if logs:
                 metrics = {name: float(value) for name, value in losses.items()}
                 if diverged := [name for name, value in metrics.items() if not math.isfinite(value)]:
                     what = f"{diverged[0]} is {metrics[diverged[0]]} after {agent.updates} updates"
                     raise FloatingPointError(f"{what}: training diverged.")
-                run.log(step, **metrics)
+                run.log(step, **metrics, **reports)
 
         # 3. evaluate and save
         if last or any(step // mark > turn * repeat // mark for mark in (arguments["eval_every"], *MARKS)):

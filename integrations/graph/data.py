@@ -121,7 +121,7 @@ class GraphSet:
         row, column = _spans(first_node[index], nodes), _spans(first_edge[index], edges)
         edge_index = self.edge_index[:, column] + ptr[:-1].repeat_interleave(edges)
         graph = torch.arange(len(index)).repeat_interleave(nodes)  # of each node
-        return Batch(x=self.x[row], edge_index=edge_index, y=self.y[index], batch=graph, ptr=ptr)
+        return Batch(x=self.x[row], edge_index=edge_index, y=self.y[index], number=index, batch=graph, ptr=ptr)
 
 
 def _spans(starts: Tensor, lengths: Tensor) -> Tensor:

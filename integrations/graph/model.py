@@ -117,7 +117,8 @@ class Pretraining(nn.Module):
         device = self.head[0].weight.device
         views = [batch] * self.original + [augment(batch) for augment in self.augment]
         views = [copy(view).to(device) for view in views]  # PyG moves a batch in place
-        return self.criterion(*map(self.project, views))  # type: ignore[no-any-return]
+        known = {"index": batch.number.to(device)} if "number" in batch else {}
+        return self.criterion(*map(self.project, views), **known)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()

@@ -1,1 +1,1 @@
-"""Publish trained encoders: ``counterpoint push`` to the Hugging Face hub, ``counterpoint export`` to files."""
+"""Publish trained encoders on the Hugging Face hub: ``counterpoint push``."""

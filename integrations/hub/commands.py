@@ -1,4 +1,4 @@
-"""``counterpoint push`` and ``counterpoint export``; the parsers need neither torch nor a framework."""
+"""``counterpoint push``; the parser needs neither torch nor a framework."""
 
 from __future__ import annotations
 
@@ -14,31 +14,17 @@ from .. import flags
 if TYPE_CHECKING:
     from ..store.run import Run
 
-FORMATS = {"onnx": ".onnx", "torch-export": ".pt2"}
-
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint push``."""
-    _add_run(parser, "sentences, images or graphs")
     add = parser.add_argument
+    folder = "folder of a finished run of sentences, images or graphs"
+    add("run", type=lambda text: flags.store(text, written=False), help=folder)
     add("name", type=_name, help="owner/name on the hub")
     write_only = "write what would be pushed to this folder, and push nothing (none)"
     add("--folder", type=flags.folder, metavar="FOLDER", help=write_only)
     add("--private", action="store_true", help="create a private repository, if there is none of that name")
-
-
-def export_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint export``."""
-    _add_run(parser, "sentences or images")
-    add = parser.add_argument
-    add("--format", choices=FORMATS, default="onnx", help=f"{', '.join(FORMATS)} (%(default)s)")
-    add("--out", type=flags.file, metavar="FILE", help="the file to write (encoder.EXTENSION in this folder)")
-
-
-def _add_run(parser: argparse.ArgumentParser, domains: str) -> None:
-    folder = f"folder of a finished run of {domains}"
-    parser.add_argument("run", type=lambda text: flags.store(text, written=False), help=folder)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=lambda arguments: flags.check_runs([arguments.run]))
 
 
@@ -84,19 +70,6 @@ def push_command(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{arguments.name}: cannot be pushed ({lines[0]})") from error
     place = f"hf://{arguments.name}"
     _say(arguments, {"run": run.address, "pushed": place}, f"pushed {run.title} to {place}")
-    return 0
-
-
-def export_command(arguments: argparse.Namespace) -> int:
-    """Write the encoder, and print how far its outputs are from the trained one's."""
-    from .export import TOLERANCE, export
-
-    run = _run(arguments.run)
-    path = arguments.out or Path(f"encoder{FORMATS[arguments.format]}")
-    difference = export(run, arguments.format, path)
-    result = {"run": run.address, "file": str(path), "format": arguments.format}
-    said = f"largest difference of its outputs {difference:.1e} of the largest, tolerance {TOLERANCE:.0e}"
-    _say(arguments, {**result, "difference": difference, "tolerance": TOLERANCE}, f"wrote {path}; {said}")
     return 0
 
 

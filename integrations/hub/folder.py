@@ -22,10 +22,10 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 RECORD = ("arguments", "status", "result", "details", "versions", "command", "data", "axis")  # not the machine
 
 
-def check(run: Run, domains: Sequence[str] = (*EVALUATIONS,)) -> None:
-    """Raise ``ValueError`` unless the run has a trained encoder of one of these domains."""
-    if run.arguments["domain"] not in domains:
-        raise ValueError(f"{run.path}: a run of {run.arguments['domain']}; expected one of {', '.join(domains)}.")
+def check(run: Run) -> None:
+    """Raise ``ValueError`` unless the run has a trained encoder of a domain that can be published."""
+    if run.arguments["domain"] not in EVALUATIONS:
+        raise ValueError(f"{run.path}: a run of {run.arguments['domain']}; expected one of {', '.join(EVALUATIONS)}.")
     if not run.done:
         raise ValueError(f"{run.path}: not finished; the command that trains it resumes it.")
 

@@ -18,7 +18,7 @@ from counterpoint.names import lazy
 if TYPE_CHECKING:
     from .augment import RECIPES, Recipe, recipe
     from .data import load
-    from .evaluation import evaluate, features, knn, linear_accuracy, linear_probe, robust, shifted, shifts
+    from .evaluation import evaluate, features, knn, linear_probe, robust, shifted, shifts
     from .image_set import ImageSet
     from .model import Encoder, MoCo, SimCLR, build
     from .presets import PRESETS, preset
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS", "PRESETS", "PROBES", "RECIPES", "Encoder", "EvaluationSettings", "ImageSet", "MoCo",
     "Pretraining", "Recipe", "Settings", "SimCLR", "build", "evaluate", "features", "knn",
-    "linear_accuracy", "linear_probe", "load", "preset", "pretrain", "recipe", "restore",
+    "linear_probe", "load", "preset", "pretrain", "recipe", "restore",
     "robust", "shifted", "shifts", "train",
 ]  # fmt: skip
 

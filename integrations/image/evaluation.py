@@ -73,8 +73,9 @@ def evaluate(
             results |= robust(nn.Sequential(encoder, probe), attacked.x, attacked.y, settings, seed)
     if "shifted" in probes:
         for name, recipe in shifts(train.size).items():
-            pair = [shifted(data, recipe, settings.shift_seed + i) for i, data in enumerate((train, test))]
-            results[name] = linear_accuracy(encoder, pair[0], pair[1], settings, seed)
+            first, second = (shifted(data, recipe, settings.shift_seed + i) for i, data in enumerate((train, test)))
+            z, z_test, classes = features(encoder, first.x), features(encoder, second.x), _count_classes(first, second)
+            results[name] = _accuracies(linear_probe(z, first.y, classes, settings, seed)(z_test), second.y)[0]
     return results
 
 
@@ -164,16 +165,7 @@ def linear_probe(
     return nn.Sequential(standardize, layer.requires_grad_(False)).eval()
 
 
-def linear_accuracy(
-    encoder: nn.Module, train: ImageSet, test: ImageSet, settings: EvaluationSettings = DEFAULTS, seed: int = 0
-) -> float:
-    """Accuracy of a linear probe on a data set."""
-    probe = linear_probe(features(encoder, train.x), train.y, _count_classes(train, test), settings, seed)
-    return _accuracies(probe(features(encoder, test.x)), test.y)[0]
-
-
-Attack = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
-"""From a loss and images to perturbed images."""
+Attack = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]  # from a loss and images to perturbed images
 
 
 def robust(

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -118,7 +117,7 @@ def from_pictures(
     for number in store.track(range(count), f"reading {name}"):
         try:
             image, label = picture(number)
-            x.append(_pixels(image, size))
+            x.append(np.array(center_crop(resize(image.convert("RGB"), [size]), [size])))  # without transparency
             y.append(label)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # PIL raises each of these
             skipped.append(title(number))
@@ -130,8 +129,3 @@ def from_pictures(
         warnings.warn(f"{name}: {counts} cannot be read and are left out: {named}", RuntimeWarning, stacklevel=3)
     stacked = torch.from_numpy(np.stack(x)).permute(0, 3, 1, 2).contiguous()
     return ImageSet(name, stacked, torch.tensor(y), tuple(classes), note, tuple(skipped))
-
-
-def _pixels(picture: Image.Image, size: int) -> np.ndarray[Any, Any]:
-    """``(size, size, 3)`` RGB bytes; gray values are repeated, transparency is dropped."""
-    return np.array(center_crop(resize(picture.convert("RGB"), [size]), [size]))

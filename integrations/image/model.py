@@ -55,7 +55,8 @@ class Encoder(nn.Module):
 
 def _network(name: str, size: int, channels: int) -> nn.Module:
     if name == "conv4":
-        return _conv4(channels)
+        widths = pairwise((3, channels, 2 * channels, 4 * channels, 8 * channels))
+        return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
     check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet) and size <= SMALL:
@@ -67,15 +68,9 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     return network
 
 
-def _conv4(width: int) -> nn.Module:
-    widths = pairwise((3, width, 2 * width, 4 * width, 8 * width))
-    return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
-
-
 class Method(nn.Module):
     """Encoder, projection head and criterion, trained together; call it with the views of a batch to get the loss."""
 
-    projections: tuple[Tensor, Tensor]  # of the first two views in the last call, for statistics
     perturbs = False  # whether it computes the adversarial and mixed views that some objectives need
 
     def __init__(self, encoder: nn.Module, objective: Objective | str, settings: Settings, bank: int = 0) -> None:
@@ -112,7 +107,6 @@ class SimCLR(Method):
         """Compute the loss; keyword arguments are passed to the objective (``ids``, ``labels``, ``prior``)."""
         project = nn.Sequential(self.encoder, self.head)
         z = [project(view) for view in views]
-        self.projections = z[0].detach(), z[1].detach()
         if needs := self.objective.needs:
             epsilon = self.settings.epsilon if "adversarial" in needs else None
             mixed = min(self.settings.mixed, len(z[0]) - 1) if "mixed" in needs else 0
@@ -148,7 +142,6 @@ class MoCo(Method):
         query_views, key_views = (views, views) if self.several else (views[:1], views[1:])
         queries = [self.head(self.encoder(view)) for view in query_views]
         keys = [self.key(view) for view in key_views]
-        self.projections = queries[0].detach(), keys[-1]
         if not self.several:
             return self.criterion(queries[0], keys[0])  # type: ignore[no-any-return]
         _, queue = self.criterion.memory_bank(unit(widen(keys[0])), update=self.training)

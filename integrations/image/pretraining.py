@@ -3,7 +3,8 @@
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import lightning
@@ -29,8 +30,8 @@ Watch = Callable[[nn.Module], dict[str, float]]
 class Pretraining(nn.Module):
     """A method with its augmentation: maps batches to losses.
 
-    Batches are ``(images, classes)``: ``uint8`` images, which the module augments on their device. Views depend on
-    seed, epoch and step alone, so every objective sees the same ones, and so does a resumed run.
+    Batches are ``(images, classes)``, or with the images' positions in the data set: ``uint8`` images, which the module
+    augments on their device. Views depend on seed, epoch and step alone, for every objective and in a resumed run.
 
     Args:
         seed: of views, shuffling and everything else that is random.
@@ -40,18 +41,20 @@ class Pretraining(nn.Module):
         super().__init__()
         self.method, self.recipe, self.settings, self.seed = method, recipe, method.settings, seed
 
-    def forward(self, batch: tuple[Tensor, Tensor], epoch: int = 0, step: int = 0) -> Tensor:
+    def forward(self, batch: Sequence[Tensor], epoch: int = 0, step: int = 0) -> Tensor:
         """Compute the loss of a batch."""
 
         def generator(stream: int, device: Any = "cpu") -> torch.Generator:
             key = f"{self.seed} {epoch} {step} {stream} 0"  # the 0 repeats the views of stored runs
             return torch.Generator(device).manual_seed(int(store.checksum(key)[:15], 16))
 
-        images, y = batch
+        images, y, *positions = batch
         views = [self.recipe(images, generator(view)) for view in range(self.method.views)]
+        known = self.ids(y, generator(-2))
         if isinstance(self.method, SimCLR):
             self.method.generator = generator(-1, views[0].device)
-        return self.method(views, **self.ids(y, generator(-2)))  # type: ignore[no-any-return]
+            known |= dict(zip(["index"], positions, strict=False))
+        return self.method(views, **known)  # type: ignore[no-any-return]
 
     def ids(self, y: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Return the ids of images, so that a share of the false negatives is left out; nothing to keep them all."""
@@ -88,9 +91,7 @@ def batches(data: ImageSet, module: Pretraining, epoch: int = 0) -> list[Tensor]
     return [rows for rows in order.split(batch) if len(rows) == batch]
 
 
-def pretrain(
-    module: Pretraining, data: ImageSet, run: Run | None = None, watch: Watch | None = None, progress: bool = False
-) -> float:
+def pretrain(module: Pretraining, data: ImageSet, run: Run | None = None, watch: Watch | None = None) -> float:
     """Train as the settings of the method say, and return the mean loss of the last epoch.
 
     The objective always computes in float32. ``cosine`` decays the learning rate to a thousandth, step by step, after
@@ -100,7 +101,6 @@ def pretrain(
         run: stores losses and checkpoints, and resumes after an interruption.
         watch: evaluates the encoder after every ``settings.watch`` epochs; the run logs the numbers as
             ``validation_NAME``.
-        progress: show the epochs, where no run does.
     """
     settings = module.settings
     steps = len(batches(data, module))
@@ -124,25 +124,20 @@ def pretrain(
         if schedule is not None:
             schedule.load_state_dict(state["schedule"])
         store.set_rng_state(state["rng"])
-    epochs: Any = range(start, settings.epochs)
-    if run is not None:
-        epochs = run.track(epochs, settings.epochs)
-    elif progress:
-        epochs = store.track(epochs, "epochs", settings.epochs, start)
+    left = range(start, settings.epochs)
+    epochs = store.track(left, "epochs") if run is None else run.track(left, settings.epochs)
     saved = time.monotonic()
     for epoch in epochs:
         total: Tensor | float = 0.0
         numbers: dict[str, float] = {}
         for step, rows in enumerate(batches(data, module, epoch)):
             optimizer.zero_grad()
-            value = model(fabric.to_device((data.x[rows], data.y[rows])), epoch, step)
+            with nullcontext() if run is None or step else cp.log_reports(module, numbers.update):
+                value = model(fabric.to_device((data.x[rows], data.y[rows], rows)), epoch, step)
             fabric.backward(value)
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-            if step == 0:
-                report = cp.InfoNCE().report(*module.method.projections)
-                numbers = {name: report[name] for name in ("positive_mean", "negative_mean", "negative_variance")}
             total = total + value.detach()  # without synchronizing
         loss = float(total) / steps
         if run is None:

@@ -1,7 +1,4 @@
-"""Image encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``, and their ``export``."""
-
-import torch
-from torch import Tensor
+"""Image encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``."""
 
 from ..hub.encoder import Published
 from ..store.run import Run
@@ -26,11 +23,3 @@ def publish(run: Run) -> PublishedEncoder:
 
 
 load = PublishedEncoder.load
-exported = publish  # the module to export
-
-
-def samples(run: Run) -> list[tuple[Tensor, ...]]:
-    """Inputs of the encoder, in two batches of different size."""
-    size = image_size(run.arguments["dataset"], run.arguments["size"])
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.rand(count, 3, size, size, generator=generator),) for count in (2, 5)]

@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from textwrap import fill
@@ -150,17 +151,14 @@ def _evaluate(
             print(*[f"{name}:"] * (len(_models(arguments)) > 1), text(reports[name]), sep="\n")
     compared = _by_items(arguments, reports) if arguments.measure else []
     if arguments.json:
-        plain = {name: asdict(report, dict_factory=_without_items) for name, report in reports.items()}
+        fields = partial(asdict, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "items"})
+        plain = {name: fields(report) for name, report in reports.items()}
         several = {"models": plain, "items": [one.plain() for one in compared]}
         print(json.dumps(finite(several if len(reports) > 1 else plain.popitem()[1]), indent=1))
     else:
         for one in compared:
             print(*(fill(sentence, 100) for sentence in one.sentences()), sep="\n")
     return 0
-
-
-def _without_items(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {name: value for name, value in pairs if name != "items"}
 
 
 def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[Any]:

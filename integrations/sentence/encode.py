@@ -18,7 +18,7 @@ from transformers import AutoModel
 from transformers.utils import logging
 
 from ..domain import check_choice
-from ..store.progress import print_line, track
+from ..store.progress import track
 from .locate import find
 from .settings import POOLINGS
 
@@ -131,10 +131,8 @@ def embed(model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool
     if not callable(encode):
         raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
     distinct = sorted(set(texts), key=lambda text: (-len(text), text))
-    if progress:
-        print_line(f"embedding {len(distinct)} distinct texts")
     batches = [distinct[start : start + batch_size] for start in range(0, len(distinct), batch_size)]
-    shown = track(batches, "encoding, batches") if progress else batches
+    shown = track(batches, f"{len(distinct)} distinct texts, batches") if progress else batches
     return {text: row for batch in shown for text, row in zip(batch, _checked(encode(batch), batch), strict=True)}
 
 

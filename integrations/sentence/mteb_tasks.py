@@ -13,7 +13,7 @@ from typing import Any
 
 from counterpoint.names import closest
 
-from ..store.progress import print_line
+from ..store.progress import on_terminal, print_line
 from ..store.reproduce import checksum
 
 try:
@@ -54,12 +54,12 @@ def evaluate(
     tasks = find(names)
     # mteb's own key is the model's name, and the weights in a folder may change
     cache = None if out is None else mteb.ResultCache(Path(out) / fingerprint(model))
-    scores: dict[str, Score] = {}
+    scores, bars = dict[str, Score](), progress and on_terminal()
     for done, task in enumerate(tasks):
         about = task.metadata
         if progress:
             print_line(f"{about.name}, task {done + 1} of {len(tasks)}")
-        options: Any = {"encode_kwargs": {"batch_size": batch_size}, "show_progress_bar": progress, "cache": cache}
+        options: Any = {"encode_kwargs": {"batch_size": batch_size}, "show_progress_bar": bars, "cache": cache}
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", module="mteb")  # it logs what a user should know

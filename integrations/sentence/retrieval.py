@@ -165,10 +165,15 @@ def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 
         raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
     from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator
 
-    options = {"batch_size": batch_size, "show_progress_bar": progress}
+    from ..store.progress import on_terminal, print_line
+
+    options = {"batch_size": batch_size, "show_progress_bar": progress and on_terminal()}
     scores: dict[str, Score] = {}
     for name, collection in loaded.items():
         if collection is not None:
+            if progress:
+                sizes = f"{len(collection.queries)} queries, {len(collection.documents)} documents"
+                print_line(f"{collection.name}: {sizes}")
             scores[collection.name] = score(model, collection, **options)
             continue
         only = name.partition(":")[2]
@@ -185,11 +190,7 @@ def score(model: Any, collection: Collection, **options: Any) -> Score:
     """Score a SentenceTransformer on a collection; ``options`` are those of ``InformationRetrievalEvaluator``."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    from ..store.progress import print_line
-
     queries, documents = collection.queries, collection.documents
-    if options.get("show_progress_bar"):
-        print_line(f"{collection.name}: {len(queries)} queries, {len(documents)} documents")
     options |= {"precision_recall_at_k": [10, 100], "write_csv": False}
     evaluator = InformationRetrievalEvaluator(queries, documents, collection.relevant, **options)
     items = _each_query(evaluator)

@@ -16,25 +16,30 @@ except ImportError:  # lines instead of bars
 
 Item = TypeVar("Item")
 
-LINE_EVERY = 30.0  # seconds between two lines about the steps of one run, without a terminal
+LINE_AFTER = 30.0  # seconds until a line tells a file or a pipe how fast a stage is
+
+
+def on_terminal() -> bool:
+    """Return whether progress is shown as bars; a file or a pipe would keep each state of a bar."""
+    return sys.stderr.isatty() and "TQDM_DISABLE" not in os.environ
 
 
 def track(items: Iterable[Item], title: str, total: int | None = None, before: int = 0) -> Iterator[Item]:
-    """Yield the items and show progress after a title: a bar on a terminal, elsewhere a line every half minute.
+    """Yield the items and show progress after a title: a bar on a terminal, elsewhere one line after half a minute.
 
     ``total`` includes the items ``before`` the first, in a run that resumes; by default they are counted.
     """
     if total is None and isinstance(items, Sized):
         total = before + len(items)
-    if tqdm is not None and sys.stderr.isatty() and "TQDM_DISABLE" not in os.environ:
+    if tqdm is not None and on_terminal():
         yield from tqdm(items, total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
         return
-    last_line = time.monotonic()
+    start, printed = time.monotonic(), False
     for done, item in enumerate(items, before + 1):
         yield item
-        if time.monotonic() - last_line >= LINE_EVERY:
-            last_line = time.monotonic()
-            print_line(f"{title}: {done}" + (f"/{total}" if total else ""))
+        if not printed and (seconds := time.monotonic() - start) >= LINE_AFTER:
+            printed = True
+            print_line(f"{title}: {done}{f'/{total}' if total else ''} after {seconds:.0f} s")
 
 
 def print_line(line: str) -> None:

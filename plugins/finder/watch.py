@@ -180,8 +180,6 @@ class Watch(TorchFunctionMode):
                 return
             self.passed[frame] = arguments(frame)
 
-    # ---- products ------------------------------------------------------------------------------
-
     def _product(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         if name in ("mul", "__mul__", "__rmul__", "multiply"):
             x, y = args[:2]
@@ -198,8 +196,6 @@ class Watch(TorchFunctionMode):
         first = next(stack)
         outer = (first, *islice(stack, 7)) if kind == "rows" else ()
         self.products[edge.node] = Product(kind, a, b, edge, place(first), outer, *how)
-
-    # ---- sinks ---------------------------------------------------------------------------------
 
     def _sink(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))

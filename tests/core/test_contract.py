@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specs import DENOMINATORS, OF_SCORES, REGISTERED, SPECS, at, embeddings, of_tiles
+from specs import DENOMINATORS, OF_SCORES, REGISTERED, SPECS, at, embeddings, of_scores, of_tiles
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import counterpoint as cp
@@ -102,7 +102,7 @@ def test_scores_at_the_edges_are_finite(spec):
                     torch.full((3, *k), v).requires_grad_() for k, v in (((1,), p), ((count,), s), ((1, count), s))
                 )
                 extra = {"adversarial": (pos, neg), "mixed": (pos, mixneg)}
-                loss = at(spec, t).from_scores(pos, neg, **extra)
+                loss = of_scores(at(spec, t), pos, neg, **extra)
                 gradients = torch.autograd.grad(loss, [pos, neg], allow_unused=True)
                 if not (loss.isfinite() and all(g is None or g.isfinite().all() for g in gradients)):
                     failures.append((t, p, s, count, loss.item()))
@@ -300,7 +300,7 @@ def test_the_host_never_waits_for_the_device(spec):
             call(loss_fn, z).backward()
         call(loss_fn, z, ids=ids, prior=torch.full((6,), 0.1)).backward()
         if spec in OF_SCORES:
-            loss_fn.from_scores(pos, neg, **masks, **extra).backward()
+            of_scores(loss_fn, pos, neg, **masks, **extra).backward()
         if spec in OF_SCORES and "robust" not in spec and "int" not in spec:
             loss_fn.from_logits(logits, labels, scale=20.0).backward()
 

@@ -288,13 +288,15 @@ def test_refuses_what_scores_do_not_say(text, known, message):
         cp.treatment(f"infonce; {text}").from_scores(LOGITS.diagonal(), LOGITS, **known)
 
 
-def test_at_logits_and_scores_an_objective_that_uses_its_guide_is_refused():
-    z1, z2 = torch.nn.functional.normalize(torch.randn(2, 6, 4), dim=-1)
-    scores, loss_fn = z1 @ z2.T, cp.treatment("soft:t=0.1; guide=g; margin=0.5")
-    for call in (
-        lambda: loss_fn.from_logits(scores, guide=scores),
-        lambda: loss_fn.from_scores(scores.diagonal(), scores, guide=(scores.diagonal(), scores)),
-    ):
-        with pytest.raises(TypeError, match="a guide serves rules, not the objective; use views"):
-            call()
-    assert loss_fn(z1, z2, guide=(z1, z2), pairing="one_way").isfinite()
+@pytest.mark.parametrize("rule", ["", "; threshold=0.2"])
+def test_soft_targets_see_the_guide_at_logits_and_scores(rule):
+    draw = torch.Generator().manual_seed(0)
+    z1, z2, g1, g2 = torch.nn.functional.normalize(torch.randn(4, 6, 4, generator=draw), dim=-1)
+    s, g, loss_fn = z1 @ z2.T, g1 @ g2.T, cp.treatment(f"soft:t=0.1,tau=0.2; guide=g{rule}")
+    expected = loss_fn(z1, z2, guide=(g1, g2), pairing="one_way")
+    others = ~torch.eye(6, dtype=torch.bool)
+    torch.testing.assert_close(loss_fn.from_logits(s / 0.3, guide=g, scale=1 / 0.3), expected)
+    found = loss_fn.from_scores(s.diagonal(), s, others, guide=(g.diagonal().unsqueeze(1), g))
+    torch.testing.assert_close(found, expected)
+    report = loss_fn.report(s / 0.3, call="from_logits", guide=g, scale=1 / 0.3)
+    assert report["loss"] == pytest.approx(float(expected), rel=1e-5)

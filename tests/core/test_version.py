@@ -1,23 +1,23 @@
-"""A deprecated function still works, and its caller's line is named."""
+"""The warning of a deprecated name is shown by default, and names the caller's line."""
 
 from __future__ import annotations
 
 import pytest
+from typing_extensions import deprecated
 
-from counterpoint.version import Deprecated, deprecated
+from counterpoint.version import Deprecated
 
 
-@deprecated("total", since="0.1", until="0.3")
+@deprecated("added leaves in 0.3; use total.", category=Deprecated)
 def added(a: int, *, b: int = 1) -> int:
     """Add."""
     return a + b
 
 
 def test_a_deprecated_function_works_and_says_what_replaces_it():
-    with pytest.warns(Deprecated, match=r"^added is deprecated since 0\.1 and leaves in 0\.3; use total\.$") as warned:
+    with pytest.warns(Deprecated, match=r"^added leaves in 0\.3; use total\.$") as warned:
         assert added(1, b=3) == 4
     assert [warning.filename for warning in warned] == [__file__]
-    assert (added.__name__, added.__doc__) == ("added", "Add.")
 
 
 def test_users_see_it_by_default():

@@ -79,11 +79,10 @@ def test_mix_never_mixes_a_sample_with_itself():
         assert sorted(row) == [j for j in range(6) if j != i]
 
 
-@pytest.mark.parametrize("mix_in", ["inputs", "embeddings"])
-def test_perturbed_feeds_intnacl_in_one_line(encoder, batch, mix_in):
+def test_perturbed_feeds_intnacl_in_one_line(encoder, batch):
     x1, x2 = batch
     loss_fn = cp.IntNaCl(base="mixnca", lam=0.9)
-    extra = cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=0.05, mixed=3, mix_in=mix_in)
+    extra = cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=0.05, mixed=3)
     assert extra["adversarial"].shape == (10, 8)
     assert extra["mixed"].shape == (10, 3, 8)
     loss = loss_fn(encoder(x1), encoder(x2), **extra)
@@ -106,16 +105,6 @@ def test_composed_objectives_are_mixed_for_by_the_terms_that_look(encoder, batch
         cp.views.perturbed(encoder, x1, x2, mixnca + cp.MixNCA(), mixed=2)
 
 
-def test_embedding_mixing_mixes_embeddings(encoder, batch):
-    encoder.eval()
-    x1, x2 = batch
-    seed = torch.Generator().manual_seed(5)
-    extra = cp.views.perturbed(encoder, x1, x2, cp.MixNCA(lam=0.6), mixed=2, mix_in="embeddings", generator=seed)
-    want = cp.views.mix(encoder(x2), 0.6, 2, torch.Generator().manual_seed(5))
-    torch.testing.assert_close(extra["mixed"], want)
-    assert "adversarial" not in extra
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -123,7 +112,6 @@ def test_embedding_mixing_mixes_embeddings(encoder, batch):
         (lambda x: cp.views.pgd(lambda y: y.sum(), x.long(), epsilon=0.1), "floating-point"),
         (lambda x: cp.views.mix(x, 0.5, count=len(x)), "batch size - 1"),
         (lambda x: cp.views.mix(x, 1.5), r"lam must be in \[0, 1\]"),
-        (lambda x: cp.views.perturbed(nn.Identity(), x, x, cp.MixNCA(), mixed=1, mix_in="pixels"), "unknown mix_in"),
     ],
 )
 def test_bad_input(batch, call, message):

@@ -125,6 +125,15 @@ def test_two_views_in_one_tensor_and_a_factor(launch):
     assert max(differences(launch(*words, "--verify", "3", call=call).err)) < 1e-5
 
 
+def test_a_script_that_trains_between_its_definitions(launch):
+    evaluation = "\n\ndef evaluate():\n    return nt_xent(torch.eye(4), torch.eye(4))\n\n\nevaluate()\n"
+    script = LOSSES + SCRIPT.replace("from losses import Loss, nt_xent", "") + evaluation
+    words = ("--replace", "toy.py:nt_xent(z_i, z_j)", "--own", "infonce:t=0.5")
+    found = launch(*words, "--objective", "hcl:t=0.5", script=script)
+    assert (found.code, "reached 3 times" in found.err) == (0, True), found.err
+    assert max(differences(found.err)) < 1e-5
+
+
 def test_a_function_of_the_script_and_of_a_module_that_is_run(launch, tmp_path):
     script = LOSSES + SCRIPT.replace("from losses import Loss, nt_xent", "")
     own = launch("--replace", "toy.py:nt_xent(z_i, z_j)", script=script)

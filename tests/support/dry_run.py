@@ -153,8 +153,10 @@ def main() -> None:
     (wheel,), (sdist,) = arguments.dist.resolve().glob("*.whl"), arguments.dist.resolve().glob("*.tar.gz")
     subprocess.run(["uv", "tool", "run", "twine", "check", "--strict", str(wheel), str(sdist)], check=True)
     check_same(wheel, sdist)
+    names = extras(wheel) if arguments.extras is None else arguments.extras
     for file in (wheel, sdist):
-        try_file(file, extras(wheel) if arguments.extras is None else arguments.extras)
+        try_file(file, names)
+    print(f"complete: {wheel.name} and {sdist.name}, alone and with {len(names)} extras")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from specs import of_scores
 from torch import Tensor
 
 import counterpoint as cp
@@ -40,7 +41,7 @@ def evaluate(case: dict[str, Any], args: dict[str, Tensor]) -> Tensor:
 
 def _scores(loss: Callable[..., cp.Objective]) -> Callable[..., Tensor]:
     def run(p: dict[str, Any], t: float, pos: Tensor, neg: Tensor, **more: Tensor) -> Tensor:
-        return loss(p, t).from_scores(pos, neg, **more)
+        return of_scores(loss(p, t), pos, neg, **more)
 
     return run
 
@@ -88,7 +89,7 @@ def _robust(p: dict[str, Any], t: float, adv: Tensor, advneg: Tensor, v: Tensor,
     loss = cp.Robust(t, weight=WEIGHT[p.get("w", "one")], detach_weights=p.get("detach_w", True), **_estimator(p))
     # with w = 1 the clean scores are not part of the term
     pos, neg = clean.get("pos", adv), clean.get("neg", advneg)
-    return loss.from_scores(pos, neg, v=v, adversarial=(adv, advneg))
+    return of_scores(loss, pos, neg, v=v, adversarial=(adv, advneg))
 
 
 def _integrated(kind: type[cp.Objective]) -> Callable[..., Tensor]:
@@ -103,13 +104,13 @@ def _integrated(kind: type[cp.Objective]) -> Callable[..., Tensor]:
             **named,
         )
         mixed = (more["mix"], more["mixneg"]) if "mix" in more else None
-        return loss.from_scores(pos, neg, v=v, adversarial=(more["adv"], more["advneg"]), mixed=mixed)
+        return of_scores(loss, pos, neg, v=v, adversarial=(more["adv"], more["advneg"]), mixed=mixed)
 
     return run
 
 
 def _mixnca(p: dict[str, Any], t: float, pos: Tensor, neg: Tensor, v: Tensor, mix: Tensor, mixneg: Tensor) -> Tensor:
-    return cp.MixNCA(t, lam=p["lam"], **_estimator(p)).from_scores(pos, neg, v=v, mixed=(mix, mixneg))
+    return of_scores(cp.MixNCA(t, lam=p["lam"], **_estimator(p)), pos, neg, v=v, mixed=(mix, mixneg))
 
 
 def _dp(p: dict[str, Any]) -> cp.DistancePolarization:

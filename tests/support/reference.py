@@ -33,6 +33,7 @@ class Batch:
     index: Tensor | None = None  # positions in the data set: of no effect in the first batch
     labels: Tensor | None = None
     queue_ids: Tensor | None = None
+    positives: Tensor | None = None  # (Q, P) rows of the queue, -1 for none: the queue is documents, with a gradient
     negative_ids: Tensor | None = None
     prior: Tensor | None = None
     positive_factor: Tensor | None = None  # (B,) or (views, B)
@@ -103,7 +104,10 @@ class _Items:
 def similarities(batch: Batch, noise: Callable[[Tensor], Tensor]) -> tuple[Tensor, _Items]:
     items = _Items()
     views = [v.double() for v in batch.views]
-    if batch.queue is not None:
+    if batch.queue is not None and batch.positives is not None:
+        items.add("view", views[0])
+        items.add("queue", batch.queue.double())
+    elif batch.queue is not None:
         query, key = views[0], views[1].detach()
         for kind, x in (("view", query), ("key", key)):
             for one in x.unbind(1) if x.dim() == 3 else [x]:
@@ -199,6 +203,14 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         return found
 
     m = len(items.parts["view"])
+    if pairing == "documents":
+        for i, chosen in enumerate(batch.positives.reshape(size, -1).tolist()):  # type: ignore[union-attr]
+            own = sorted({j for j in chosen if j >= 0})
+            free = [j for j in range(len(batch.queue)) if j not in own]  # type: ignore[arg-type]
+            free = [j for j in free if batch.queue_ids is None or batch.queue_ids[j] != ids[i]]  # type: ignore[index]
+            pos = [(at("view", 0, i), at("queue", 0, j)) for j in own]
+            yield row(i, at("view", 0, i), pos, [at("queue", 0, j) for j in free]) if pos else None
+        return
     if pairing == "queue":
         keys = range(len(batch.queue))  # type: ignore[arg-type]
         for i in everyone:
@@ -262,7 +274,7 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
             own = None
             if pairing == "single":
                 kind, rest = ("view", every[1:]) if batch.queue is None else ("key", [0])
-                own = [(anchor, at(kind, v, i)) for v in rest]
+                own = [] if batch.positives is not None else [(anchor, at(kind, v, i)) for v in rest]
             found = row(i, anchor, pos or [(anchor, anchor)], keys, weights, own)
             if pairing == "arcl":
                 found.first = found.p[0]
@@ -608,7 +620,7 @@ def pairing_of(q: Parameters, chosen: str | None, batch: Batch) -> str:
     if name in ("dp", "gor"):
         return "single"
     if batch.queue is not None:
-        return "queue"
+        return "queue" if batch.positives is None else "documents"
     if chosen is not None:
         return chosen
     if batch.negatives is not None:

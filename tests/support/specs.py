@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 import counterpoint as cp
+from counterpoint.batch.options import Reduction
+from counterpoint.batch.ready_made import scores_from_matrices
 
 FAMILIES = ["gaussian", "gamma", "rayleigh", "chi2"]
 
@@ -119,11 +122,41 @@ def keyed(options: dict[str, Any]) -> dict[str, Any]:
         ("negatives", "negative", ("negative_weight", "shared_negatives")),
     ):
         names = {f"{prefix}_{field}": field for field in ("ids", "guide", "log_q")}
+        names |= {"positives": "positives"} if base == "queue" else {}
         names |= dict(zip(own, ("own_log_weight", "shared"), strict=False))
         fields = {field: options.pop(name) for name, field in names.items() if name in options}
         if base in options:
             options[base] = cp.Keys.of(options[base])._replace(**fields)
     return options
+
+
+def called(loss_fn: Any, views: Sequence[Any], options: dict[str, Any]) -> Any:
+    """Call an objective with the reference's arguments; documents are the second view."""
+    given = keyed(options)
+    documents = [given.pop("queue")] if "positives" in options else []
+    return loss_fn(*views, *documents, **given)
+
+
+def of_scores(
+    loss_fn: cp.Objective,
+    pos: torch.Tensor,
+    neg: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    *,
+    pos_mask: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    adversarial: Sequence[torch.Tensor] | None = None,
+    mixed: Sequence[torch.Tensor] | None = None,
+    reduction: Reduction = "mean",
+) -> torch.Tensor:
+    """The loss of scores, also of adversarial and mixed views, or with other positives ``v`` in estimators."""
+    scores = scores_from_matrices(pos, neg, mask, pos_mask, None)
+    scores.v = v
+    if adversarial is not None:
+        scores.adversarial = cp.Scores(adversarial[0], cp.MatrixNegatives(adversarial[1]))
+    for s, keys in zip(mixed[0].unbind(1), mixed[1].unbind(1), strict=True) if mixed is not None else ():
+        scores.mixed.append(cp.Scores(s.unsqueeze(1), cp.MatrixNegatives(keys)))
+    return loss_fn.from_pairings(lambda _: scores, pos.device, reduction=reduction)
 
 
 def of_tiles(edge: int | None) -> str:

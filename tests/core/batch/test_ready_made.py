@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from identities import DENOMINATORS, FORMULAS, SEED, WITHOUT_ATTACK, T, cosines, embeddings, gradients, prop, same
+from specs import of_scores
 
 import counterpoint as cp
 
@@ -208,8 +209,8 @@ def test_the_order_of_samples_and_negatives_does_not_matter(spec, seed):
     same(actual, cp.objective(spec)(a, b, adversarial=adversarial, mixed=mixed), z, rtol=1e-7, atol=1e-9)
     pos, neg = cosines(seed, positives=2)
     columns = torch.argsort(torch.rand(5, 7, generator=g), dim=1)
-    shuffled = cp.objective(spec).from_scores(pos, neg.gather(1, columns), **extras(seed))
-    same(shuffled, cp.objective(spec).from_scores(pos, neg, **extras(seed)), pos, neg, rtol=1e-7, atol=1e-9)
+    shuffled = of_scores(cp.objective(spec), pos, neg.gather(1, columns), **extras(seed))
+    same(shuffled, of_scores(cp.objective(spec), pos, neg, **extras(seed)), pos, neg, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("spec", FORMULAS)
@@ -223,8 +224,8 @@ def test_padding_does_not_matter(spec, seed, garbage):
         for m, x in zip(spots, (pos, neg), strict=True)
     ]
     wide_pos, wide_neg = (x.requires_grad_() for x in padded)
-    actual = cp.objective(spec).from_scores(wide_pos, wide_neg, spots[1], pos_mask=spots[0], **extras(seed))
-    expected = cp.objective(spec).from_scores(pos, neg, **extras(seed))
+    actual = of_scores(cp.objective(spec), wide_pos, wide_neg, spots[1], pos_mask=spots[0], **extras(seed))
+    expected = of_scores(cp.objective(spec), pos, neg, **extras(seed))
     torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
     for wide, mask, gradient in zip(gradients(actual, padded), spots, gradients(expected, [pos, neg]), strict=True):
         torch.testing.assert_close(wide[mask].view_as(gradient), gradient, rtol=1e-8, atol=1e-10)
@@ -239,10 +240,9 @@ def test_ragged_rows_are_what_each_row_is_alone(spec, seed):
     pos_mask, mask = torch.rand(5, 3, generator=g) < 0.5, torch.rand(5, 7, generator=g) < 0.6
     pos_mask[:, 1] = mask[:, 3] = True
     loss_fn, more = cp.objective(spec), extras(seed)
-    actual = loss_fn.from_scores(pos, neg, mask, pos_mask=pos_mask, reduction="none", **more)
+    actual = of_scores(loss_fn, pos, neg, mask, pos_mask=pos_mask, reduction="none", **more)
     rows = [
-        loss_fn.from_scores(pos[i, pos_mask[i]][None], neg[i, mask[i]][None], **pick(more, [i]))
-        for i in range(len(pos))
+        of_scores(loss_fn, pos[i, pos_mask[i]][None], neg[i, mask[i]][None], **pick(more, [i])) for i in range(len(pos))
     ]
     same(actual, torch.stack(rows), pos, neg, rtol=1e-8)
 
@@ -255,8 +255,8 @@ def test_anchors_without_positives_do_not_count(spec):
     rest, more = [0, 2, 3, 4], extras(3)
     if any(c in spec for c in COUPLED):  # these depend on the negatives of all anchors
         neg = neg[:1].detach().expand(5, -1).clone().requires_grad_()
-    actual = cp.objective(spec).from_scores(pos, neg, pos_mask=pos_mask, **more)
-    expected = cp.objective(spec).from_scores(pos[rest], neg[rest], **pick(more, rest))
+    actual = of_scores(cp.objective(spec), pos, neg, pos_mask=pos_mask, **more)
+    expected = of_scores(cp.objective(spec), pos[rest], neg[rest], **pick(more, rest))
     if "shared" in spec:  # its multiplier is one for all rows, but no row may turn the others into NaN
         torch.testing.assert_close(actual, expected)
         assert all(x.isfinite().all() for x in gradients(actual, [pos, neg]))

@@ -230,8 +230,8 @@ WRONG = {
     "fewer views": ({**RULE, "guide": GUIDE["guide"][:1]}, ValueError, r"guide: expected 2 views of 7 .* \(7, 3\)\."),
     "fewer samples": ({**RULE, "guide": normal(2, 6, 3).unbind()}, ValueError, r"guide: .* \(6, 3\), \(6, 3\)"),
     "integers": ({**RULE, "guide": (IDS["ids"], IDS["ids"])}, TypeError, "guide, view 1: expected floating-point"),
-    "no guide for the queue": ({**RULE, **GUIDE, **QUEUE}, ValueError, "guide= with queue=: needs"),
-    "no guide for negatives": ({**RULE, **GUIDE, **NEGATIVES}, ValueError, "guide= with negatives=: needs"),
+    "no guide for the queue": ({**RULE, **GUIDE, **QUEUE}, ValueError, "guide= with queue: needs"),
+    "no guide for negatives": ({**RULE, **GUIDE, **NEGATIVES}, ValueError, "guide= with negatives: needs"),
     "a guide of keys alone": ({**RULE, **NEGATIVES, **NEGATIVE_GUIDE}, ValueError, "negatives: guide: needs guide="),
     "another size": (
         {**RULE, **GUIDE, **NEGATIVES, "negative_guide": normal(SIZE, 2, 3)}, ValueError, "guide: expected a row",

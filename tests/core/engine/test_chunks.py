@@ -13,6 +13,7 @@ from specs import LEARNED, REGISTERED, SPECS, at, difficult, embeddings
 
 import counterpoint as cp
 from counterpoint.engine import chunks
+from counterpoint.engine.pairs import PairNegatives
 from counterpoint.engine.tiles import TileNegatives
 
 ENGINES = ["matrix", "tiles", "chunks"]
@@ -352,7 +353,8 @@ def test_objectives_that_do_not_say_are_not_split():
         (TileNegatives, {"queue": torch.randn(2**10, 4)}),
         (TileNegatives, {"pairing": "one_way", "engine": "tiles:64"}),
         (TileNegatives, {"pairing": "one_way", "engine": "tiles"}),
-        (cp.MatrixNegatives, {"pairing": "one_way", "engine": "matrix"}),
+        (PairNegatives, {"pairing": "one_way", "engine": "matrix"}),
+        (cp.MatrixNegatives, {"pairing": "symmetric", "engine": "matrix"}),
     ],
 )
 def test_chosen(kind, how, monkeypatch):
@@ -376,7 +378,7 @@ def test_chosen_by_size(monkeypatch):
     cp.InfoNCE()(*z[:, :512], pairing="one_way")
     cp.InfoNCE()(z[0], z[1].detach(), pairing="one_way")
     cp.InfoNCE()(*z, pairing="one_way")
-    assert seen == [cp.MatrixNegatives, TileNegatives, chunks.Chunk, chunks.Chunk]
+    assert seen == [PairNegatives, TileNegatives, chunks.Chunk, chunks.Chunk]
 
 
 @pytest.mark.parametrize(

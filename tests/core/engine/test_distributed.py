@@ -8,7 +8,7 @@ import torch
 import wrapped
 from gathered import BANK, UNEVEN, Case, all_steps, embeddings, part, step
 from processes import run
-from specs import OF_SCORES, REGISTERED, SPECS, at, of_tiles
+from specs import OF_SCORES, REGISTERED, SPECS, at, of_scores, of_tiles
 from torch import distributed as dist
 
 import counterpoint as cp
@@ -214,7 +214,7 @@ def test_couples_anchors_says_whether_parts_average_to_the_whole(spec):
 
     def loss(rows: slice) -> torch.Tensor:
         own = {k: (a[rows], b[rows]) for k, (a, b) in extra.items()}
-        return cp.objective(spec).eval().double().from_scores(pos[rows].double(), neg[rows].double(), **own)
+        return of_scores(cp.objective(spec).eval().double(), pos[rows].double(), neg[rows].double(), **own)
 
     parts = (loss(slice(3)) + loss(slice(3, 6))) / 2
     same = torch.allclose(parts, loss(slice(None)), rtol=1e-9)

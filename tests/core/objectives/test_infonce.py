@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 from identities import DENOMINATORS, PRIOR, SEED, T, cosines, embeddings, prop, same, two_batches
+from specs import of_scores
 
 import counterpoint as cp
 
@@ -54,7 +55,7 @@ def test_debiased_estimators_written_out(seed, t, prior, beta):
     for loss_fn, mean in ((cp.DCL(t, prior), e.mean(1, keepdim=True)), (cp.HCL(t, prior, beta), hard)):
         g = ((mean - share) / (1 - prior)).clamp(min=math.exp(-1 / t))
         expected = torch.log1p(7 * g / (pos / t).exp()).mean()
-        same(loss_fn.from_scores(pos, neg, v=v), expected, pos, neg, v, rtol=1e-8)
+        same(of_scores(loss_fn, pos, neg, v=v), expected, pos, neg, v, rtol=1e-8)
 
 
 @prop(seed=SEED, t=T, prior=PRIOR, beta=st.floats(0, 3))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from identities import PRIOR, SEED, T, cosines, prop, same
+from specs import of_scores
 
 import counterpoint as cp
 
@@ -45,7 +46,7 @@ def test_mixed_views_count_as_positive_with_probability_lam(seed, t):
     pos, neg = cosines(seed)
     mix, _ = cosines(seed + 1, positives=2)
     mixneg = torch.stack(cosines(seed + 2, positives=7), 1)
-    loss = {lam: cp.MixNCA(t, "g0", lam).from_scores(pos, neg, mixed=(mix, mixneg)) for lam in (0.0, 0.25, 1.0)}
+    loss = {lam: of_scores(cp.MixNCA(t, "g0", lam), pos, neg, mixed=(mix, mixneg)) for lam in (0.0, 0.25, 1.0)}
     same(loss[0.25], 0.75 * loss[0.0] + 0.25 * loss[1.0], pos, neg, mix, mixneg)
     odds = mix / t - (mixneg / t).logsumexp(2)
     same(loss[1.0] - loss[0.0], -odds.mean(), mix, mixneg)
@@ -60,8 +61,8 @@ def test_intnacl_without_robust_term_is_its_base(base, seed, t):
     expected = [parts[base]] if base in parts else list(parts.values())
     integrated = cp.IntNaCl(t, base=base, alpha=0.0, lam=0.3)
     same(
-        integrated.from_scores(pos, neg, mixed=mixed),
-        sum(p.from_scores(pos, neg, mixed=mixed) for p in expected),
+        of_scores(integrated, pos, neg, mixed=mixed),
+        sum(of_scores(p, pos, neg, mixed=mixed) for p in expected),
         pos,
         neg,
     )
@@ -73,8 +74,8 @@ def test_intnacl_with_one_positive_is_intcl(weight, seed, t, alpha):
     (pos, neg), (adv, advneg) = cosines(seed), cosines(seed + 1)
     options = {"alpha": alpha, "weight": weight, "prior": 0.1}
     same(
-        cp.IntNaCl(t, **options).from_scores(pos, neg, adversarial=(adv, advneg)),
-        cp.IntCL(t, **options).from_scores(pos, neg, adversarial=(adv, advneg)),
+        of_scores(cp.IntNaCl(t, **options), pos, neg, adversarial=(adv, advneg)),
+        of_scores(cp.IntCL(t, **options), pos, neg, adversarial=(adv, advneg)),
         pos,
         neg,
         adv,
@@ -88,11 +89,10 @@ def test_intnacl_with_one_positive_is_intcl(weight, seed, t, alpha):
 def test_intcl_is_its_estimators_loss_plus_the_robust_term(accurate, robust, weight, seed, t, prior):
     (pos, neg), (adv, advneg) = cosines(seed), cosines(seed + 1)
     extra = {"adversarial": (adv, advneg)}
-    term = cp.Robust(t, robust, weight, prior).from_scores(pos, neg, **extra)
+    term = of_scores(cp.Robust(t, robust, weight, prior), pos, neg, **extra)
     expected = named(accurate, t, prior, 1.0).from_scores(pos, neg) + 0.7 * term
-    actual = cp.IntCL(t, accurate, robust_estimator=robust, alpha=0.7, weight=weight, prior=prior).from_scores(
-        pos, neg, **extra
-    )
+    whole = cp.IntCL(t, accurate, robust_estimator=robust, alpha=0.7, weight=weight, prior=prior)
+    actual = of_scores(whole, pos, neg, **extra)
     same(actual, expected, pos, neg, adv, advneg)
 
 
@@ -101,8 +101,8 @@ def test_intcl_with_plain_estimators_is_the_adversarial_loss(seed, t, alpha):
     (pos, neg), (adv, advneg) = cosines(seed), cosines(seed + 1)
     plain = cp.InfoNCE(t)
     same(
-        cp.IntCL(t, "g0", robust_estimator="g0", alpha=alpha, weight="one").from_scores(
-            pos, neg, adversarial=(adv, advneg)
+        of_scores(
+            cp.IntCL(t, "g0", robust_estimator="g0", alpha=alpha, weight="one"), pos, neg, adversarial=(adv, advneg)
         ),
         plain.from_scores(pos, neg) + alpha * plain.from_scores(adv, advneg),
         pos,
@@ -118,5 +118,5 @@ def test_robust_term_of_clean_views_is_the_squared_clean_loss(detach, seed, t):
     pos, neg = cosines(seed)
     clean = cp.HCL(t, 0.01).from_scores(pos, neg, reduction="none")
     weight = clean.detach() if detach else clean
-    robust = cp.Robust(t, detach_weights=detach).from_scores(pos, neg, adversarial=(pos, neg))
+    robust = of_scores(cp.Robust(t, detach_weights=detach), pos, neg, adversarial=(pos, neg))
     same(robust, (weight * clean).mean(), pos, neg)

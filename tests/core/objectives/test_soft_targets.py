@@ -82,8 +82,65 @@ def test_a_guide_that_nothing_uses_or_that_has_not_seen_all_keys():
         cp.InfoNCE()(*z, guide=(*g,))
     rule = cp.margin(0.0, hard=False)
     assert cp.InfoNCE()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep").isfinite()
-    with pytest.raises(ValueError, match=r"^guide= with negatives=: needs the guide's embeddings of these"):
+    with pytest.raises(ValueError, match=r"^guide= with negatives: needs the guide's embeddings of these"):
         cp.SoftTargets()(*z, guide=(*g,), negatives=z[0], false_negatives=rule, empty="keep")
+
+
+def teacher(student, targets, rows=slice(None)):
+    """Cross entropy with soft targets, by hand."""
+    return -(targets * (student / T).log_softmax(1)).sum(1)[rows].mean()
+
+
+@pytest.mark.parametrize("labels", ["columns", "booleans", "ignored"])
+def test_logits_with_targets_of_a_teacher(labels):
+    student, teachers = (batch(6, width=9, seed=seed).requires_grad_() for seed in (0, 1))
+    column, rows, known = torch.tensor([3, 0, 8, 1, 1, 5]), slice(None), {}
+    if labels == "booleans":
+        known = {"labels": torch.zeros(6, 9, dtype=torch.bool).scatter(1, column.unsqueeze(1), True)}
+        known["labels"][2, 4] = True
+    else:
+        known = {"labels": column if labels == "columns" else torch.cat([column[:4], torch.tensor([-100, -100])])}
+        rows = rows if labels == "columns" else slice(4)
+    found = cp.SoftTargets(T, tau=TAU).from_logits(20 * student, guide=teachers, scale=20, **known)
+    expected = teacher(student, (teachers / TAU).softmax(1).detach(), rows)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*(torch.autograd.grad(x, student)[0] for x in (found, expected)), rtol=1e-10, atol=1e-12)
+    assert teachers.grad is None
+
+
+def test_targets_of_ones_own_at_logits():
+    logits, own = batch(5, width=5).requires_grad_(), torch.eye(5, dtype=torch.float64)
+    momentum = (batch(5, width=5, seed=1) / T).softmax(1)
+    for targets in (0.6 * own + 0.4 * momentum, own, own.roll(1, 0), (own + own.roll(2, 0)) / 2):
+        found = cp.SoftTargets(T, tau=1.0).from_logits(logits, guide=targets.log())
+        expected = cross_entropy(logits / T, targets)
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        slopes = [torch.autograd.grad(x, logits)[0] for x in (found, expected)]
+        torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-12)
+        linear = cp.SoftTargets(T, weight="linear").from_logits(logits, guide=2 * targets - 1)
+        torch.testing.assert_close(linear, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_logits_of_several_batches_compiled_and_in_half_precision():
+    logits, guide = batch(2, 3, 4, width=6).float().unbind(0)
+    loss_fn = cp.SoftTargets(T, tau=TAU)
+    expected = teacher(logits.flatten(0, 1), (guide / TAU).softmax(-1).flatten(0, 1))
+    step = torch.compile(lambda x, g: loss_fn.from_logits(x, guide=g), fullgraph=True, backend="aot_eager")
+    for found in (loss_fn.from_logits(logits, guide=guide), step(logits, guide)):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss_fn.from_logits(logits.bfloat16(), guide=guide), expected, rtol=2e-2, atol=2e-2)
+
+
+def test_guides_of_logits_and_scores_that_are_wrong():
+    logits, loss_fn = batch(4, width=4), cp.SoftTargets(T)
+    with pytest.raises(ValueError, match=r"^guide=: needs false_negatives= beside it, or cp\.SoftTargets"):
+        cp.InfoNCE().from_logits(logits, guide=logits)
+    with pytest.raises(ValueError, match=r"^guide: expected similarities \(4, 4\), got \(4, 3\)"):
+        loss_fn.from_logits(logits, guide=logits[:, :3])
+    with pytest.raises(ValueError, match=r"^guide: 16 of 16 values are NaN or infinite"):
+        loss_fn.from_logits(logits, guide=logits * torch.nan)
+    with pytest.raises(ValueError, match=r"^guide: expected two tensors, of the shapes of pos and of neg"):
+        loss_fn.from_scores(logits[:, 0], logits, guide=(logits[:, 0], logits))
 
 
 def gathered(rank, world):

@@ -51,7 +51,6 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "--objective infonce:t=0.05 --jobs 2 --out {out} --json",
     "train control": f"--task cartpole-balance --steps 600 --eval-every 400 {AGENT} --out {{out}} --json",
     "push": "{train image} owner/name --folder {out}/published --json",
-    "export": "{train image} --format torch-export --out {out}/encoder.pt2 --json",
     "eval graph": "{train graph} --probe svm knn --folds 3 --json",
     "eval image": "{train image} --probe knn --json",
     "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
@@ -66,7 +65,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
 NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval"), "sentence_transformers")
-NEEDS |= {"demo": "torch_geometric", "push": "lightly", "export": "lightly", "mteb": "mteb"}
+NEEDS |= {"demo": "torch_geometric", "push": "lightly", "mteb": "mteb"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch

@@ -250,11 +250,23 @@ def test_rows_are_named_as_they_are_typed(here, done):
     assert found.settings.objective == rows
     runs = done(*((row, 0, 9, 1, 0.5) for row in rows))
     assert [run.name for run in runs] == [run.arguments["objective"] for run in runs] == rows
-    said = list(comparison.own_settings([*rows, "hcl:beta=1,t=0.1", "dcl:denominator=negatives; ids=x.t"]))
-    assert said == [
-        'settings of their own, where other rows have the host\'s: "hcl:beta=1,t=0.1" (t); '
-        '"dcl:denominator=negatives; ids=x.t" (denominator)'
-    ]
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("host", '"hcl:beta=1,t=0.1" (temperature); "dcl:denominator=negatives; ids=x.t" (denominator)'),
+        ("infonce:t=0.1,denominator=negatives", ""),
+        ("infonce:t=0.05,denominator=negatives", '"hcl:beta=1,t=0.1" (temperature)'),
+    ],
+)
+def test_a_row_says_in_what_it_differs_from_the_scripts_own_loss(done, own, said):
+    rows = ["host", "arcl(hcl):views=2", "hcl:t=host", "hcl:beta=1,t=0.1", "dcl:denominator=negatives; ids=x.t"]
+    runs = done(*((row, 0, 9, 1, 0.5) for row in rows))
+    for run in runs:
+        run.details["own"] = own
+    expected = [f"settings of their own, where other rows have the host's: {said}"] if said else []
+    assert list(comparison.own_settings(runs)) == expected
 
 
 @pytest.mark.parametrize(("luck", "told"), [(0, False), (3, True)])

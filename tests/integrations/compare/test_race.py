@@ -132,6 +132,10 @@ def test_finds_the_length_among_the_scripts_words():
         (["auto", *FLAGS, "--seeds", "2", "--", "train.py", "--steps", "8"], "--seeds: expected 3 or more"),
         (["auto", *FLAGS, "--", "train.py"], "have no --steps with a number"),
         (["auto", *FLAGS[2:], "--", "train.py", "--steps", "8"], "--metric: which number"),
+        (
+            ["auto", "--metric", "output:a (.)", "output:b (.)", *FLAGS[2:], "--", "train.py", "--steps", "8"],
+            "expected one",
+        ),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
     ],
 )
@@ -140,6 +144,17 @@ def test_bad_input_is_said(words, message, tmp_path, monkeypatch, capsys):
     Path("train.py").write_text("")
     assert main(["race", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_missing_package_is_said_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    assert main(["race", "auto", *FLAGS, "--", "train.py", "--steps", "8"]) != 0
+    said = capsys.readouterr().err
+    assert "needs optuna and scipy: pip install" in said
+    assert not Path("runs").exists()
 
 
 def test_stops_a_script_that_has_printed_enough(tmp_path):

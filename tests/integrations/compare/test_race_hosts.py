@@ -219,7 +219,7 @@ def test_graphcl_of_torch_geometric(tmp_path):
     (clone / "logs").mkdir()
     accuracy = r"""--confirm-metric 'accuracy=text:logs/log_MUTAG_random2:"test": \[.*, ([\d.e-]+)\]'"""
     found = raced(
-        f"""auto --metric 'output:Loss ([-\\d.]+)' --lower {accuracy} {SMALL}
+        f"""graphcl --metric 'output:Loss ([-\\d.]+)' --lower {accuracy} {SMALL}
         -- gsimclr.py --DS MUTAG --lr 0.01 --local --num-gc-layers 3 --aug random2""",
         clone,
     )

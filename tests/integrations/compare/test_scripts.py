@@ -81,13 +81,18 @@ def rows(said: str) -> dict[str, dict]:
 def test_the_scripts_own_loss_and_another(here, capsys):
     expected = plain("train.py", "--seed", "3")["test"]
     capsys.readouterr()
-    line = f"{TOLD} --objective host infonce:t=0.2 --seed 3 --seeds 1 --seed-flag --seed {READ} --json -- train.py"
-    assert main(["compare", *shlex.split(line)]) == 0
-    found = rows(capsys.readouterr().out)
+    same = "'infonce:t=0.02; duplicates'"  # at the script's own temperature
+    line = f"{TOLD} --objective host infonce:t=0.2 {same} --seed 3 --seeds 1 --seed-flag --seed {READ} --report --json"
+    assert main(["compare", *shlex.split(f"{line} -- train.py")]) == 0
+    found = rows(said := capsys.readouterr().out)
+    differs = "settings of their own, where other rows have the host's: infonce:t=0.2 (temperature)"
+    assert differs in json.loads(said)["notes"]
     assert found["host"]["values"] == {"3": expected}
     assert found["infonce:t=0.2"]["mean"] > expected + 3
     for run in store.find_runs("runs"):
         assert run.details["calls"] == 60
+        assert [line["step"] for line in run.metrics()] == [*range(1, 61)]
+        assert all(line["report/effective_negatives"] <= 63 for line in run.metrics())
         assert (run.path / "out" / "results.json").exists()
 
 

@@ -87,6 +87,9 @@ def test_cosine_scores_are_the_objective_on_embeddings():
     assert ours.contrast.scores == "cosine"
     wanted = cp.objective("adnce:t=0.2")(z, key, pairing="one_way")
     assert ours.contrast(z, [key]).item() == pytest.approx(wanted.item(), rel=1e-6)
+    report, expected = ours.contrast.report(z, [key]), ours.contrast.objective.report(z, key, pairing="one_way")
+    same = ("loss", "positive_mean", "negative_variance", "effective_negatives", "negatives_above_positive")
+    assert [report[f"report/{name}"] for name in same] == pytest.approx([expected[name] for name in same], rel=1e-5)
 
 
 def test_dp_acts_on_cosines_whatever_the_scores():

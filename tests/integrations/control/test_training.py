@@ -40,7 +40,10 @@ def test_a_run_leaves_curve_checkpoint_and_result(undisturbed):
     lines = undisturbed.metrics()
     assert [line["step"] for line in lines if "score" in line] == [800, 1600]
     assert [line["step"] for line in lines if "return" in line] == [1000]
-    assert {"critic", "actor", "alpha", "entropy", "contrast"} <= set().union(*lines)
+    (update,) = (line for line in lines if "contrast" in line)
+    assert {"critic", "actor", "alpha", "entropy"} <= set(update)
+    assert update["report/loss"] == pytest.approx(update["contrast"], rel=1e-5)
+    assert 0 < update["report/effective_negatives"] <= update["report/negatives"]
     result = undisturbed.result
     assert result == {"final score": [line["score"] for line in lines if "score" in line][-1]}
     assert not (undisturbed.path / "replay").exists()  # gigabytes that nobody needs any more

@@ -56,6 +56,14 @@ def model_of(data, objective, seed=0, **how):
     return graph.Pretraining(graph.Encoder(data.x.shape[1]), objective, augment, **how)
 
 
+def test_sogclr_knows_which_graph_is_which(data):
+    model = model_of(data, "sogclr:size=60")
+    chosen = torch.tensor([3, 41, 17, 58])
+    model(data.batch(chosen)).backward()
+    (log_u,) = model.criterion.objective.buffers()
+    assert (log_u[:60] != log_u[0]).nonzero().flatten().tolist() == sorted(chosen.tolist())
+
+
 def official_graphcl(x, x_aug, t):
     """The formula of GraphCL's loss_cal, on the exponentials themselves."""
     cosine = (x @ x_aug.T) / (x.norm(dim=1).unsqueeze(1) * x_aug.norm(dim=1))

@@ -1,4 +1,4 @@
-"""Published encoders are those that were trained: as a folder, through a stand-in for the hub, and exported."""
+"""Published encoders are those that were trained: as a folder and through a stand-in for the hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("huggingface_hub")
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.hub import export, folder
+from counterpoint.integrations.hub import folder
 from counterpoint.integrations.image import published, training
 from counterpoint.integrations.report.statistics import mean_interval
 
@@ -35,30 +35,6 @@ def run(tmp_path_factory):
 def features(encoder):
     with torch.no_grad():
         return encoder(torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)))
-
-
-def test_an_exported_encoder_is_the_trained_one(run, tmp_path, capsys):
-    path = tmp_path / "encoder"
-    assert main(["export", str(run.path), "--format", "torch-export", "--out", str(path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["difference"] <= said["tolerance"] == export.TOLERANCE
-    loaded = torch.export.load(path).module()
-    assert torch.allclose(features(loaded), features(training.restore(run).encoder), rtol=1e-5, atol=1e-6)
-    assert [file.name for file in tmp_path.iterdir()] == ["encoder"]
-
-
-def test_a_file_whose_outputs_differ_is_an_error_and_is_not_left(run, tmp_path, monkeypatch, capsys):
-    write = export.WRITE["torch-export"]
-
-    def wrong(*arguments):
-        call = write(*arguments)
-        return lambda images: 1.001 * call(images)
-
-    monkeypatch.setitem(export.WRITE, "torch-export", wrong)
-    code = main(["export", str(run.path), "--format", "torch-export", "--out", str(tmp_path / "encoder")])
-    assert code == 2
-    assert "its outputs differ by 1.0e-03; expected at most 1e-04." in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_that_is_pushed_loads_as_the_trained_encoder(run, tmp_path, capsys):
@@ -114,9 +90,8 @@ def test_paths_of_the_machine_do_not_get_published():
         (["push", "{run}", "name"], "expected owner/name, got 'name'"),
         (["push", "{root}", "me/name", "--folder", "out"], "expected the folder of one run, got 2"),
         (["push", "nowhere", "me/name"], "nowhere: no such folder."),
-        (["export", "{run}", "--format", "onxx"], "Did you mean 'onnx'?"),
-        (["export", "{unfinished}"], "not finished"),
-        (["export", "{control}"], "a run of control; expected one of sentence, image."),
+        (["push", "{unfinished}", "me/name", "--folder", "out"], "not finished"),
+        (["push", "{control}", "me/name", "--folder", "out"], "a run of control; expected one of "),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(run, words, said, tmp_path, monkeypatch, capsys):
@@ -128,29 +103,9 @@ def test_what_is_wrong_is_said_in_one_line(run, words, said, tmp_path, monkeypat
         with other.lock():
             other.begin()
         places[name] = other.path
-    with pytest.raises(SystemExit) if said.startswith(("expected owner", "Did")) else nullcontext():
+    with pytest.raises(SystemExit) if said.startswith("expected owner") else nullcontext():
         assert main([word.format(**places) for word in words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_without_onnx_the_extra_is_named(run, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    monkeypatch.setitem(sys.modules, "onnx", None)
-    assert main(["export", str(run.path), "--format", "onnx", "--out", str(tmp_path / "e.onnx")]) == 2
-    assert "--format onnx needs onnx, onnxruntime and onnxscript: pip install" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_onnx(run, tmp_path, capsys):
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    path = tmp_path / "encoder.onnx"
-    assert main(["export", str(run.path), "--format", "onnx", "--out", str(path)]) == 0
-    images = torch.rand(7, 3, 16, 16)
-    (found,) = runtime.InferenceSession(str(path)).run(None, {"images": images.numpy()})
-    with torch.no_grad():
-        expected = training.restore(run).encoder(images)
-    assert torch.allclose(torch.from_numpy(found), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture

@@ -193,6 +193,15 @@ def test_every_objective_sees_the_same_views():
     assert not torch.equal(first[0], first[2])
 
 
+def test_sogclr_knows_which_image_is_which():
+    method = built("simclr", "sogclr:size=128", width=16, epochs=1, batch=64)
+    module = Pretraining(method, recipe("digits", 16), seed=3)
+    pretrain(module, load("digits").draw(128))
+    (log_u,), (before,) = (x.buffers() for x in (method.objective, built("simclr", "sogclr:size=128").objective))
+    assert len(log_u) == 256
+    assert (log_u != before).all()  # each view of each image has met negatives
+
+
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0])
 def test_false_negatives_are_kept_at_the_ratio(ratio):
     module = Pretraining(built("simclr", "infonce", false_negatives=ratio), recipe("digits", 16))
@@ -338,8 +347,8 @@ def test_a_run_can_be_restored(tmp_path, monkeypatch):
     assert exported.keys() == encoder.state_dict().keys()
     assert all(torch.equal(value, exported[name]) for name, value in encoder.state_dict().items())
     numbers = run.metrics()[-1]
-    assert -1 <= numbers["negative_mean"] <= numbers["positive_mean"] <= 1
-    assert numbers["negative_variance"] > 0
+    assert -1 <= numbers["report/negative_mean"] <= numbers["report/positive_mean"] <= 1
+    assert 0 < numbers["report/effective_negatives"] <= numbers["report/negatives"]
 
 
 def test_the_documents_own_network_and_the_encoder_of_a_run(tmp_path):

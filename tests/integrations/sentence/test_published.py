@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import tiny_bert
-import torch
 
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import main
@@ -29,29 +26,6 @@ def runs(tmp_path_factory):
         training.cell(texts, "infonce:t=0.05", 0, static=True, **changes),
     ]
     return store.run_grid(training.train, cells, place / "runs", progress=False)
-
-
-@pytest.mark.parametrize("format", ["torch-export", "onnx"])
-def test_an_exported_transformer_is_the_trained_one(runs, format, tmp_path, capsys):
-    if format == "onnx":
-        pytest.importorskip("onnxscript")
-    path = tmp_path / "encoder"
-    assert main(["export", str(runs[0].path), "--format", format, "--out", str(path), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["difference"] <= said["tolerance"]
-    if format == "torch-export":
-        model = training.restore(runs[0])
-        texts = ["w1 w2", "w3", "w4 w5 w6 w7"]
-        tokens = model.preprocess(texts)
-        found = torch.export.load(path).module()(tokens["input_ids"], tokens["attention_mask"])
-        assert torch.allclose(found, model.encode(texts, convert_to_tensor=True).cpu(), atol=1e-5)
-
-
-def test_a_static_model_is_in_the_folder_of_its_run(runs, tmp_path, capsys):
-    path = tmp_path / "encoder"
-    assert main(["export", str(runs[1].path), "--format", "torch-export", "--out", str(path)]) == 2
-    assert "in encoder.safetensors of the run" in capsys.readouterr().err
-    assert (runs[1].path / "encoder.safetensors").is_file()
 
 
 def test_the_folder_that_is_pushed_is_a_sentence_transformer(runs, tmp_path):

@@ -109,7 +109,7 @@ def test_what_auto_finds_is_in_the_store(bucket, here, tmp_path, monkeypatch):
     assert list(files_of(f"{bucket}/runs", found)) == [found]
 
 
-def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeypatch):
+def test_an_image_run_is_pushed_and_evaluated(bucket, tmp_path, monkeypatch):
     pytest.importorskip("lightly")
     pytest.importorskip("huggingface_hub")
     words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
@@ -118,12 +118,6 @@ def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeyp
     works(*words, "--out", tmp_path / "runs")
     url, local = one_run(f"{bucket}/runs"), one_run(tmp_path / "runs")
     another_machine(monkeypatch, tmp_path)
-    files = [tmp_path / f"{where}.pt2" for where in ("there", "here")]
-    for place, file in zip((url, local), files, strict=True):
-        report = json.loads(works("export", place, "--format", "torch-export", "--out", file, "--json"))
-        assert report["run"] == str(place)
-        assert report["difference"] <= report["tolerance"]
-    assert files[0].stat().st_size == files[1].stat().st_size
     for place, name in ((url, "there"), (local, "here")):
         works("push", place, "me/digits", "--folder", tmp_path / name)
     same_weights(*(tmp_path / name / "model.safetensors" for name in ("there", "here")))
@@ -136,17 +130,7 @@ def test_an_image_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeyp
     assert strip[0] == strip[1]
 
 
-def test_onnx_from_a_url(bucket, tmp_path):
-    for name in ("lightly", "onnx", "onnxruntime", "onnxscript"):
-        pytest.importorskip(name, reason="needs counterpoint-losses[export]")
-    words = ["train", "image", "--data", "digits", "--objective", "infonce:t=0.5", "--backbone", "conv4", "--batch"]
-    works(*words, "32", "--subset", "64", "--probe", "knn", "--epochs", "1", "--out", f"{bucket}/runs")
-    file = tmp_path / "encoder.onnx"
-    works("export", one_run(f"{bucket}/runs"), "--format", "onnx", "--out", file)
-    assert file.is_file()
-
-
-def test_a_sentence_run_is_pushed_exported_and_evaluated(bucket, tmp_path, monkeypatch):
+def test_a_sentence_run_is_pushed_and_evaluated(bucket, tmp_path, monkeypatch):
     pytest.importorskip("sentence_transformers")
     pytest.importorskip("huggingface_hub")
     tiny_bert.build(tmp_path / "bert")
@@ -261,7 +245,6 @@ def test_errors_are_one_line(bucket, here, monkeypatch, tmp_path, url, environme
         [*COMPARE, "--json", "--out", url, "--", "train.py"],
         ["tune", "graph", *GRAPHS, "--objective", "infonce", "--budget", "2", "--out", url],
         ["push", url, "me/name", "--folder", tmp_path / "pushed"],
-        ["export", url, "--out", tmp_path / "encoder"],
         ["eval", "graph", url],
         ["eval", "image", url],
         ["eval", "sts", url],

@@ -37,6 +37,9 @@ CASES = st.fixed_dictionaries(
                 "queue",
                 "queues",
                 "queue with ids",
+                "documents",
+                "documents",
+                "documents with ids",
             ]
         ),
         "prior": st.booleans(),
@@ -82,7 +85,19 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
         leaves.append(x.clone().requires_grad_())
         return leaves[-1]
 
-    if known.startswith("queue"):
+    if known.startswith("documents"):
+        views = [leaf(draw(1)[0])]
+        options["queue"] = leaf(torch.cat([draw(1)[0], draw(1)[0]])[: size + 2])
+        options["positives"] = torch.randint(-1, size + 1, (size, 1 + case["seed"] % 3), generator=g)
+        options["positives"][0, 0] = 1
+        if '"shared": true' in words or '"radius": 0' in words:  # statistics include queries without positives
+            options["positives"].clamp_(min=0)
+        pairing = None
+        if known == "documents with ids":
+            options["ids"] = torch.arange(size) % max(2, size - 1)
+            options["queue_ids"] = torch.randint(0, size + 2, (size + 2,), generator=g)
+            options["queue_ids"][-1] = -1  # a negative of all queries
+    elif known.startswith("queue"):
         views = [leaf(draw(count).transpose(0, 1).contiguous() if known == "queues" else draw(1)[0])]
         views.append(draw(count).transpose(0, 1).contiguous() if known == "queues" else draw(1)[0])
         options["queue"] = draw(1, size + 2)[0]

@@ -12,7 +12,7 @@ from typing import Any
 import reference
 import torch
 from interpreted import kernels_everywhere
-from specs import keyed, of_tiles
+from specs import called, of_tiles
 
 import counterpoint as cp
 
@@ -171,9 +171,10 @@ def check_call(
     tile = {"matrix": 0, "tiles": case["tile"]}.get(case["engine"])
     with engine(case["engine"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as of ArCL with two views
-        uniform = "labels" not in options and case["objective"]["name"] != "sum"
+        uniform = "labels" not in options and "positives" not in options and case["objective"]["name"] != "sum"
         reduction = case["reduction"] if uniform else "mean"
-        loss = loss_fn(*batch.views, engine=of_tiles(tile), reduction=reduction, **keyed(options)).mean()
+        how_called = {**options, "engine": of_tiles(tile), "reduction": reduction}
+        loss = called(loss_fn, batch.views, how_called).mean()
         moved = trained(case, loss_fn)
         reach = max(float(v.detach().double().abs().max()) for v in batch.views)
         sizes = [1 / float(x.detach().double().norm(dim=-1).min()) if batch.normalize else reach for x in leaves]

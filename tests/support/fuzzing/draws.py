@@ -199,6 +199,8 @@ def meets_a_pole(case: dict[str, Any]) -> bool:
         and '"chi2"' in json.dumps(case["objective"])
     ):
         return True  # the slope of a standard deviation of similarities that differ by their rounding alone
+    if case["shape"] == "orthogonal" and '"matryoshka"' in json.dumps(case["objective"]):
+        return True  # truncated to zero
     poles = re.search('"gamma"|"rayleigh"|"weight": "chi2"', json.dumps(case["objective"]))
     return poles is not None and (
         case["shape"] == "line" or case["width"] == 1 or '"matryoshka"' in json.dumps(case["objective"])

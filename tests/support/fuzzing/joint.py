@@ -159,6 +159,8 @@ def check_joint(case: dict[str, Any]) -> None:
         return
     batch, options, leaves = build(case)
     if batch.rules:
+        if "matryoshka" in str(case["objective"]):  # its rules see fewer numbers
+            return
         if near_a_limit(case, batch):
             counts["joint: near a limit"] += 1
             return

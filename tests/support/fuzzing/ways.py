@@ -11,7 +11,7 @@ from typing import Any
 import reference
 import torch
 from hypothesis import strategies as st
-from specs import keyed
+from specs import called
 
 import counterpoint as cp
 from counterpoint.hyper import Real
@@ -154,7 +154,7 @@ def outcome(
                 for x in leaves[TOWERS[frozen]]:
                     x.requires_grad_(False)
                 views, options = spelled(batch.views, options) if case["spelled"] else (batch.views, options)
-                loss = call(*views, **keyed(options), **how, reduction=case["reduction"])
+                loss = called(call, views, {**options, **how, "reduction": case["reduction"]})
                 trained = {f"leaf {i}": x for i, x in enumerate(leaves) if x.requires_grad}
                 trained |= dict(loss_fn.named_parameters())
                 factors = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype) if loss.dim() else 1.0

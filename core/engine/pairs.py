@@ -1,0 +1,93 @@
+"""Anchors and keys of a small batch, whose similarities are computed when the first reduction shows what is needed.
+
+Such a batch takes as long as its operations are many. A log-sum-exp of its similarities, as InfoNCE asks for, is
+computed with the positives in one function: the exponentials are where the similarities were, and both gradients share
+the same two products. Any other reduction computes the matrix.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import checks
+from .matrix import MatrixNegatives, Product
+from .quadratic import SAFE, multiple_of
+
+
+class LogSumExpOfPairs(torch.autograd.Function):
+    """Row-wise log-sum-exp ``(n, 1)`` of similarities times a number, without ``own`` ones; and these, ``(n, P)``.
+
+    Args:
+        left, right: ``(n, width)`` and ``(N, width)``.
+        own: ``(n, P)`` columns of each row's positives.
+        multiple: the number.
+        safe: whether exponents are so small that sums of exponentials neither overflow nor vanish.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, left: Tensor, right: Tensor, own: Tensor, multiple: float, safe: bool
+    ) -> tuple[Tensor, Tensor]:
+        s = left.mm(right.t())
+        pos = s.gather(1, own)
+        w = s.mul_(multiple)
+        if safe:
+            total = w.exp_().scatter_(1, own, 0.0).sum(1, keepdim=True)
+            lse = total.log()
+        else:
+            top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
+            total = w.sub_(top).exp_().sum(1, keepdim=True)
+            lse = total.log().add_(top)
+        ctx.save_for_backward(left, right, own, w, total)
+        ctx.multiple = multiple
+        return lse, pos
+
+    @staticmethod
+    def backward(ctx: Any, d_lse: Tensor, d_pos: Tensor) -> tuple[Tensor | None, ...]:
+        left, right, own, w, total = ctx.saved_tensors
+        with checks.exact(left.device):
+            if torch.is_grad_enabled():  # of a second derivative
+                s = left @ right.T
+                found = (s * ctx.multiple).scatter(1, own, -math.inf).logsumexp(1, keepdim=True), s.gather(1, own)
+                leaves = [x for x in (left, right) if x.requires_grad]
+                gradients = iter(torch.autograd.grad(found, leaves, (d_lse, d_pos), create_graph=True))
+                return *(next(gradients) if x.requires_grad else None for x in (left, right)), None, None, None
+            ds = (w * (d_lse * ctx.multiple / total)).scatter_(1, own, d_pos)  # where the weights are zero
+            d_left = ds.mm(right) if ctx.needs_input_grad[0] else None
+            d_right = ds.t().mm(left) if ctx.needs_input_grad[1] else None
+        return d_left, d_right, None, None, None
+
+
+class PairNegatives(MatrixNegatives):
+    """:class:`MatrixNegatives` of embeddings, with each anchor's positives, ``own`` columns that are not negatives."""
+
+    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float | None) -> None:
+        self.left, self.right, self.own, self.bound = left, right, own, math.inf if bound is None else bound
+        self.skip, self.drop, self.log_weight, self.workspace, self._buffers = own, None, None, None, 0
+        self.count = float(right.shape[0] - own.shape[1])
+        self._differentiated = torch.is_grad_enabled()  # the first reduction may be one without gradient
+
+    @cached_property
+    def scores(self) -> Tensor:  # type: ignore[override]
+        with torch.set_grad_enabled(self._differentiated):
+            return Product.apply(self.left, self.right)  # type: ignore[no-any-return]
+
+    @cached_property
+    def pos(self) -> Tensor:
+        """The similarities of each anchor's positives, ``(anchors, P)``."""
+        with torch.set_grad_enabled(self._differentiated):
+            return self.scores.gather(1, self.own)
+
+    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
+        known = self.__dict__.keys() & {"scores", "pos"}
+        if not (known or per_anchor or guided) and torch.is_grad_enabled() == self._differentiated:
+            multiple = multiple_of(f)
+            if multiple is not None:
+                safe = self.bound * abs(multiple) <= SAFE
+                lse, self.pos = LogSumExpOfPairs.apply(self.left, self.right, self.own, multiple, safe)
+                return lse
+        return super().logsumexp(f, *per_anchor, guided=guided)
