@@ -134,7 +134,7 @@ def rules_of(case: dict[str, Any]) -> list[Any]:
 
 
 def near_a_limit(case: dict[str, Any], batch: reference.Batch) -> bool:
-    """Whether rounding may decide which keys the rules remove."""
+    """Whether rounding may decide which keys the rules remove, or which is the least similar one."""
     seen = batch
     if batch.guide is not None:
         seen = replace(batch, views=batch.guide, negatives=batch.negative_guide, normalize=True)
@@ -150,6 +150,8 @@ def near_a_limit(case: dict[str, Any], batch: reference.Batch) -> bool:
     }
     limits = [by_rule.get(kind, lambda x: torch.full_like(own, x))(value) for kind, value in batch.rules]
     gaps = [(rows - most.repeat(2).unsqueeze(1)).abs().min() for most in limits]
+    if case["empty"] == "keep":
+        gaps.append(rows.sort(1).values.diff(dim=1).nan_to_num(torch.inf).min())
     return min(map(float, gaps)) < 100 * precision(case, batch) * max(1.0, float(s.abs().max()))
 
 
