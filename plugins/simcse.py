@@ -63,17 +63,22 @@ def patch(objective: str | Seam) -> Seam:
 
         own = f"infonce:t={float(model.sim.temp)!r}"
         pooler = model.mlp if model.pooler_type == "cls" else model.pooler
+        found: list[Embeddings] = []  # the host's, then those of a guide, whose pooler is a copy
 
         def pooled(module: Any, arguments: Any, out: Tensor) -> Tensor:
             if seam.own_guide is not None:
                 seam.own_guide.note(module, (arguments, {}), out)
-            return Embeddings(seam, models.__file__, own, call)(out)[0]  # type: ignore[no-any-return]
+            found.append(embeddings := Embeddings(seam, models.__file__, own, call))
+            return embeddings(out)[0]  # type: ignore[no-any-return]
 
         hook = pooler.register_forward_hook(pooled)
         try:
-            return forward(model, encoder, **inputs)
+            output = forward(model, encoder, **inputs)
         finally:
             hook.remove()
+        if found and getattr(output, "loss", None) is not None:
+            output.loss = found[0].returned(output.loss)
+        return output
 
     models.cl_forward = cl_forward
     seam.say(f"replacing the gradient of the embeddings in cl_forward of {models.__file__}")

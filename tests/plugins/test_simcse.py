@@ -256,6 +256,26 @@ def test_an_objective_gets_what_the_host_compares(models, spec):
     assert_gradient(net, inputs, loss, found)
 
 
+def test_most_steps_leave_out_the_backward_pass_of_the_host(models, monkeypatch):
+    """Where it returns its loss in an output, as SimCSE does; the gradient is the same in all steps."""
+    host, reached = models.cl_forward, []
+    monkeypatch.setattr(models, "cl_forward", lambda *args, **inputs: Namespace(loss=host(*args, **inputs)))
+    simcse.patch("hcl:t=0.1")
+    net, inputs, steps = model(models), batch(), 80
+    net.sim.register_full_backward_hook(lambda *_: reached.append(True))
+    loss = cp.objective("hcl:t=0.1")(*embeddings(net, inputs["input_ids"]), pairing=ONE_WAY)
+    net.zero_grad()
+    loss.backward()
+    wanted = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    for step in range(steps):
+        net.zero_grad()
+        (net(**inputs).loss * (step + 1)).backward()  # as a scaler that grows
+        for name, gradient in wanted.items():
+            found = net.get_parameter(name).grad / (step + 1)
+            torch.testing.assert_close(found, gradient, rtol=1e-6, atol=1e-8 * float(gradient.abs().max()))
+    assert 20 <= len(reached) < steps / 2
+
+
 @pytest.mark.parametrize("pooler_type", ["cls", "avg"])
 def test_the_encoder_guides_with_hard_negatives(models, pooler_type):
     net, inputs = model(models, dropout=0.2, pooler_type=pooler_type, temp=0.3), batch(3)
