@@ -110,6 +110,7 @@ def test_compiled_breaks_the_graph_of_many_documents():
     torch.testing.assert_close(torch.compile(loss_fn, backend="eager")(queries, keys), loss_fn(queries, keys))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # by torch 2.2, of an operation under vmap
 def test_groups_are_batches_of_their_own():
     queries, documents = (torch.stack(some) for some in zip(embeddings(0), embeddings(1), strict=True))
     index = torch.stack([INDEX, INDEX.flip(0)])

@@ -247,7 +247,7 @@ WRONG = {
     "labels alone": ({**NEGATIVES, **LABELS, "in_batch": False}, ValueError, "in_batch=False cannot be combined"),
     "probabilities": ({"log_q": torch.full((SIZE,), -1e3)}, ValueError, "log_q: expected log-probabilities"),
     "log_q of another size": ({"log_q": torch.zeros(6)}, ValueError, "log_q: expected a number per key, 7 in all"),
-    "weights of the batch": ({**QUEUE, **LOG_Q}, ValueError, r"cp\.Keys\(queue, log_q"),
+    "weights of the batch": ({**QUEUE, **LOG_Q}, ValueError, r"of the queue are cp\.Keys\(..., log_q"),
     "half of the weights": ({**NEGATIVES, **LOG_Q}, ValueError, r"cp\.Keys\(negatives, log_q"),
     "a queue that is shared": ({"queue": cp.Keys(normal(9, 8), shared=False)}, ValueError, "are of negatives="),
 }  # fmt: skip
