@@ -97,6 +97,9 @@ class ContrastiveLoss(nn.Module):
         loss = loss_of(self.objective, logits, labels, call="from_logits", reduction=reduction, **options)
         return loss.sum() if self.reduction == "sum" else loss
 
+    def extra_repr(self) -> str:
+        return f"{self.objective}, scale={number_of(self.scale):g}"
+
 
 def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) -> None:
     """Warn if parameters are cosines, but similarities cannot be: the scale is most likely missing.

@@ -80,6 +80,9 @@ class ContrastiveLoss(nn.Module):
             )
         return loss_of(self.objective, *views, pairing=options.pop("pairing", self.pairing), **options)
 
+    def extra_repr(self) -> str:
+        return f"pairing={self.pairing!r}" if self.pairing else ""
+
 
 def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the rows of the nodes that are in all views, in the same order, and these nodes.

@@ -100,7 +100,9 @@ def _scores(
     collector = copy(objective)
     collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
     scores, device = getattr(collector, call)(*map(_copy, args), **{k: _copy(v) for k, v in options.items()})
-    return cache(partial(_with_gradient, scores)), device  # the loss must use the matrix that is differentiated by
+    if not isinstance(scores, partial):  # of scores_of, which keeps them: the loss must use the differentiated matrix
+        scores = cache(scores)
+    return partial(_with_gradient, scores), device
 
 
 def _with_gradient(scores: Callable[[str], Scores], pairing: str) -> Scores:

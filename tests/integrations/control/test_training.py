@@ -196,7 +196,7 @@ def test_evaluation_of_nothing_is_said(capsys, tmp_path):
 
 
 def test_numbers_that_diverge_end_the_run(tmp_path, monkeypatch):
-    def update(self, _):
+    def update(self, *_):
         self.updates += 1
         return {"critic": torch.tensor(float("nan"))}
 
