@@ -309,7 +309,7 @@ class Treatment(Wrapper):
         return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
 
     def _of_objective(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what is known of logits that the objective takes: the guide, if it is one of soft targets."""
+        """Return the options that the objective takes at logits: weights, and a guide of soft targets."""
         names = ("log_q", "guide") if uses_guide(self.objective) else ("log_q",)
         return {name: known.get(name) for name in names}
 

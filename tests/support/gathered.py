@@ -312,7 +312,7 @@ SAMPLES, HIDDEN, LAYERS = 4096, 128, 64
 
 
 def memory(rank: int, chunk: int) -> int:
-    """Most of what PyTorch holds at once in a step, in KiB, by its own count: the process's depends on the machine."""
+    """Peak of PyTorch's own count of its memory in a step, in KiB; the process's memory depends on the machine."""
     layers = [m for _ in range(LAYERS // 2) for m in (nn.Linear(HIDDEN, HIDDEN), nn.GELU())]
     encoder, x = nn.Sequential(*layers), torch.randn(SAMPLES, HIDDEN)
     cpu = [torch.profiler.ProfilerActivity.CPU]
