@@ -78,6 +78,8 @@ def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
         name: what was typed.
         classes: the class of each known objective, by its name in specs.
     """
+    if name == "host":
+        return "'host' is the loss of a script that `counterpoint` runs; here, name an objective, or give like=."
     here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")
     return f"unknown objective {name!r}.{nearest(here, classes)}"
 

@@ -59,8 +59,11 @@ class Race(Comparison):
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
         typed = [re.sub(rf"^{HOST}\b", OWN, spec) for spec in self.specs if spec != HOST]
         self.families = typed or proposals(self.told)
-        if len(self.families) > self.most:
-            raise ValueError(f"--budget {given.budget}: enough for {self.most} treatments, got {len(self.families)}.")
+        if (least := len(self.families) + len(TEMPERATURES)) > self.most:
+            raise ValueError(
+                f"--budget {given.budget}: too small for {len(TEMPERATURES)} temperatures of your own loss and "
+                f"{len(self.families)} more to race; {math.ceil(least * (1 + given.tune_seeds) / SHARE)} is enough."
+            )
         self.arms: list[Arm] = []
 
     def run(self) -> int:
@@ -113,7 +116,7 @@ class Race(Comparison):
         self._follow(own=True)
         tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
         near = (tuned.factor, tuned.factor / 2)  # below the best temperature too, since large ones hide faults
-        self._begin(product(self.families, near))
+        self._begin((family, factor) for factor, family in product(near, self.families))
         self._follow(own=False)
         study = _study(self._folder())
         trials = prune(self.arms, study)
@@ -151,9 +154,13 @@ class Race(Comparison):
         return bool(new)
 
     def _follow(self, own: bool) -> None:
-        """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
+        """Go on from the best temperature while that is the largest or the smallest tried of its treatment.
+
+        The temperatures of the script's own loss leave room for each of the other treatments.
+        """
+        most = self.most - own * len(self.families)
         more = any(arm.own == own for arm in self.arms)
-        while more:
+        while more and len(self.arms) < most:
             top = max((arm for arm in self.arms if arm.own == own), key=lambda arm: arm.short)
             tried = [arm.factor for arm in self.arms if arm.family == top.family]
             further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)

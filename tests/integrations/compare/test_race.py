@@ -71,9 +71,12 @@ def test_says_what_is_shown_and_no_more():
     assert race.sentence("host", "host", rows, "longer", cost, lower=False).startswith("nothing beats your loss;")
 
 
-@pytest.mark.parametrize("tune_seeds", [1, 2])
-def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, tune_seeds):
-    """Scores stand in for trainings: two seeds of the whole length choose, and the first one alone is misled."""
+@pytest.mark.parametrize(("tune_seeds", "most"), [(1, 16), (2, 16), (2, 5)])
+def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, tune_seeds, most):
+    """Scores stand in for trainings: two seeds of the whole length choose, and the first one alone is misled.
+
+    A small search does not spend everything on temperatures of the script's own loss.
+    """
     pytest.importorskip("optuna")
     asked: list[dict] = []
 
@@ -94,16 +97,10 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
 
     raced = object.__new__(race.Race)
     settings = RaceSettings(objective=("host",), steps_flag="--steps", any_length=False)
-    raced.arguments = argparse.Namespace(seed=0, seeds=3, out=tmp_path, json=True)
+    raced.arguments = argparse.Namespace(seed=0, seeds=3, out=tmp_path, json=True, settings=RaceSettings(budget=4))
     raced.settings, raced.own, raced.families = settings, "infonce:t=0.05", ["hcl:beta=1{t}"]
-    raced.flag, raced.tune_seeds, raced.sign, raced.length, raced.most, raced.arms = (
-        "--steps",
-        tune_seeds,
-        1,
-        8.0,
-        16,
-        [],
-    )
+    raced.flag, raced.tune_seeds, raced.sign, raced.length = "--steps", tune_seeds, 1, 8.0
+    raced.most, raced.arms = most, []
     raced.chosen_by = raced.confirmed_by = Metric.parse("json:r.json:acc")
     raced.cell = functools.partial(cell, "logits", [], ["t.py", "--steps", "8"], "c0de", settings)
     raced._run_cells = run_cells
@@ -135,6 +132,10 @@ def test_finds_the_length_among_the_scripts_words():
         (
             ["auto", "--metric", "output:a (.)", "output:b (.)", *FLAGS[2:], "--", "train.py", "--steps", "8"],
             "expected one",
+        ),
+        (
+            ["logits", *FLAGS, "--budget", "2", "--objective", "hcl", "--", "train.py", "--steps", "8"],
+            "--budget 2: too small for 3 temperatures of your own loss and 1 more to race; 3 is enough",
         ),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
     ],
