@@ -58,7 +58,9 @@ def execute(notebooks: Iterable[Path]) -> dict[str, Any]:
     together = nbformat.v4.new_notebook()
     for name, notebook in read.items():
         together.cells += [nbformat.v4.new_code_cell(CLEAR), *notebook.cells] if offline(name) else []
-    NotebookClient(together, timeout=TIMEOUT, kernel_name="python3").execute(env={"OMP_NUM_THREADS": "1", **os.environ})
+    NotebookClient(together, timeout=TIMEOUT, startup_timeout=TIMEOUT, kernel_name="python3").execute(
+        env={"OMP_NUM_THREADS": "1", **os.environ}
+    )
     return read
 
 

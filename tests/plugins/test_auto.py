@@ -329,6 +329,7 @@ def test_apply_runs_the_command_with_verify(tmp_path):
     assert "in 3 steps" in done.stderr
 
 
+@pytest.mark.slow
 def test_apply_verifies_a_function_with_what_it_computes(tmp_path):
     (tmp_path / "toy.py").write_text(variant("exp_sum"))
     words = ["auto", "--apply", "--objective", "hcl:t=0.2", "--", "toy.py"]

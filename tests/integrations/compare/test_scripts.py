@@ -96,7 +96,7 @@ def test_the_scripts_own_loss_and_another(here, capsys):
         assert (run.path / "out" / "results.json").exists()
 
 
-@pytest.mark.parametrize("host", [TOLD, "auto"])
+@pytest.mark.parametrize("host", [TOLD, pytest.param("auto", marks=pytest.mark.slow)])
 def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capfd, monkeypatch, host):
     script = here / "train.py"
     parsed = "args = parser.parse_args()\n"

@@ -81,6 +81,7 @@ def test_official_splits_are_scikit_learns(folder, name):
         assert found.f1 == pytest.approx(100 * f1_score(test_y, guess, pos_label="1"))
 
 
+@pytest.mark.slow
 def test_processes_change_nothing_and_texts_are_embedded_once(folder):
     batches: list[list[str]] = []
 
