@@ -122,6 +122,7 @@ class Race(Comparison):
         trials = prune(self.arms, study)
         tuned.dropped = False  # always runs to the end
         finished = [arm for arm in self.arms if not arm.dropped]
+        print_line(f"to the end, {self.tune_seeds} seeds each: {', '.join(arm.text for arm in finished)}")
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
@@ -143,6 +144,8 @@ class Race(Comparison):
         if skipped := [arm.text for arm in new[room:]]:
             print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
         new = new[:room]
+        if new:
+            print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
         for arm, run in zip(new, self._train([arm.text for arm in new], short), strict=True):
