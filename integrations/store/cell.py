@@ -17,7 +17,7 @@ HOST = "host"  # the objective of a run that trains with the loss of a code base
 REQUIRED = ("domain", "dataset", "objective", "seed")
 
 
-def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
+def canonical(cell: Mapping[str, object]) -> dict[str, Any]:
     """Return the cell as plain JSON; raise if it is incomplete.
 
     Its objective becomes canonical unless the cell is ``like`` a host, which gives the text its defaults.
@@ -43,9 +43,9 @@ def canonical(cell: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def row_name(cell: Mapping[str, Any]) -> str:
+def row_name(cell: Mapping[str, object]) -> str:
     """Return the row of a table that the cell belongs to: its label, its text as typed, or its shortest spec."""
-    return str(cell.get("label") or (cell["objective"] if cell.get("like") else _short(cell["objective"])))
+    return str(cell.get("label") or (cell["objective"] if cell.get("like") else _short(str(cell["objective"]))))
 
 
 @cache
@@ -56,18 +56,18 @@ def _short(spec: str) -> str:
         return spec
 
 
-def dataset_name(cell: Mapping[str, Any]) -> str:
+def dataset_name(cell: Mapping[str, object]) -> str:
     """Return the name of the cell's data set; for a folder of the user's own, that of the folder without its path."""
     name = str(cell["dataset"])
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def folder_of(cell: Mapping[str, Any]) -> str:
+def folder_of(cell: Mapping[str, object]) -> str:
     """Return the folder of a canonical cell in its store: the hash identifies it, the rest is for readers."""
     shared = {key: value for key, value in cell.items() if key != "seed"}
     digest = hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:8]
     name = f"{_slug(str(cell.get('label') or cell['objective']))}-{digest}"
-    return "/".join((_slug(cell["domain"]), _slug(dataset_name(cell)), name, f"seed{cell['seed']}"))
+    return "/".join((_slug(str(cell["domain"])), _slug(dataset_name(cell)), name, f"seed{cell['seed']}"))
 
 
 def _slug(name: str) -> str:

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
     kind: str
     address: str
-    options: dict[str, Any]
+    options: dict[str, str | float]
 
 
 def parse(text: str) -> Place:

@@ -64,10 +64,10 @@ def load_checked(path: Path, keys: Iterable[str]) -> dict[str, Any] | None:
     return content
 
 
-def as_json(value: Any, *, nan: bool = True) -> Any:
+def as_json(value: object, *, nan: bool = True) -> Any:
     """Return a copy as plain JSON; arrays and tensors become lists and numbers, NaN stays if ``nan``."""
 
-    def to_list(value: Any) -> Any:
+    def to_list(value: object) -> object:
         if hasattr(value, "tolist"):
             return value.tolist()
         raise TypeError(f"expected plain JSON, arrays or tensors, got {value!r}.")
@@ -75,19 +75,19 @@ def as_json(value: Any, *, nan: bool = True) -> Any:
     return json.loads(json.dumps(value, default=to_list, allow_nan=nan))
 
 
-def signature(value: Any) -> str:
+def signature(value: object) -> str:
     """Return a checksum of plain JSON, whatever the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def signed(record: Mapping[str, Any]) -> dict[str, Any]:
+def signed(record: Mapping[str, object]) -> dict[str, object]:
     """Return a record, plain JSON, with the checksum of all its other values."""
     content = {key: value for key, value in record.items() if key != "checksum"}
     return {**content, "checksum": signature(content)}
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """Replace NaN and infinity, which JSON cannot express, by None."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
@@ -96,7 +96,7 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def is_metrics(line: Any) -> bool:
+def is_metrics(line: object) -> bool:
     """Return whether this is a line of metrics.jsonl: a step and finite numbers, or None in place of other ones.
 
     Raises ``OverflowError`` for an integer beyond the range of floats.

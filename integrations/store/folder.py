@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout  # torch itself requires it
 
 from .errors import BusyError
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 AT_ONCE = 32  # records that are read at the same time
@@ -100,7 +101,7 @@ class RunFolder:
             lock.release()
 
 
-def at_once(read: Callable[[Any], T], places: Iterable[Any]) -> list[T]:
+def at_once(read: Callable[[S], T], places: Iterable[S]) -> list[T]:
     """Call a function that reads from a store, at several places at the same time."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return [*pool.map(read, places)]

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,7 +31,7 @@ SHOWN = 4  # failures named in an error message
 
 def run_grid(
     train: Callable[[Run], None],
-    cells: Iterable[Mapping[str, Any]],
+    cells: Iterable[Mapping[str, object]],
     root: str | Path,
     *,
     jobs: int = 1,
@@ -133,13 +133,15 @@ def _train(
     from .remote import train_on
 
     setup = pack(train, bars)
-    opened: AbstractContextManager[Any] = nullcontext(executor)
+    opened: AbstractContextManager[Submits]
     variables = {}
-    if local:
+    if executor is None or executor == LOCAL:
         opened = ThreadPoolExecutor(min(jobs, len(runs)))
         variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(max(1, torch.get_num_threads() // jobs))
     elif isinstance(executor, str):
         opened = executors.opened(executor, runs[0].folder.root)
+    else:
+        opened = nullcontext(executor)
     with opened as there:
         empty()
         yield from train_on(there, setup, runs, bars, **variables)

@@ -61,7 +61,7 @@ def plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         show_default = warnings.showwarning
 
-        def show(message: Any, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
+        def show(message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any) -> None:
             if not issubclass(category, RuntimeWarning) or not filename.startswith(package):
                 show_default(message, category, filename, *args, **kwargs)
             elif str(message) not in printed:

@@ -9,10 +9,11 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from .errors import BusyError, StoreError
 from .progress import print_line
@@ -32,7 +33,7 @@ class Submits(Protocol):
     Its ``batch()`` is used if it has one.
     """
 
-    def submit(self, function: Callable[..., Any], /, *args: Any) -> Any: ...
+    def submit(self, function: Callable[..., Outcome], /, *args: object) -> Future[Outcome]: ...
 
 
 def train_on(
@@ -46,12 +47,12 @@ def train_on(
     ``variables`` are of the environment in which tasks train, beside those of their worker.
     """
     losses = {run.address: 0 for run in runs}
-    pending, tasks = runs, list[tuple[Run, Any, float]]()
+    pending, tasks = runs, list[tuple[Run, Future[Outcome], float]]()
     store = runs[0].folder.store
     root = str(store.resolve()) if isinstance(store, Path) else store  # as every machine finds it
     token = f".grid-{uuid.uuid4().hex[:12]}"  # a file that is there as long as the tasks are wanted
 
-    def submit(run: Run) -> tuple[Run, Any, float]:
+    def submit(run: Run) -> tuple[Run, Future[Outcome], float]:
         return run, executor.submit(train_here, setup, variables, token, root, run.arguments), _saved(run)
 
     try:
@@ -92,10 +93,10 @@ def _saved(run: Run) -> float:
     return connect(run.folder.store).written(f"{run.folder.name}/checkpoint.pt")
 
 
-def _reply(run: Run, task: Any) -> Outcome | str:
+def _reply(run: Run, task: Future[Outcome]) -> Outcome | str:
     """Return how a task ended, or why it is lost. The store decides: a worker may die after its run has finished."""
     try:
-        return task.result()  # type: ignore[no-any-return]
+        return task.result()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # CancelledError among them; each library has exceptions of its own
@@ -104,7 +105,7 @@ def _reply(run: Run, task: Any) -> Outcome | str:
         return Outcome() if run.done else f"{type(error).__name__}: {lines[0] if lines else 'no reason given'}"
 
 
-def train_here(setup: bytes, variables: dict[str, str], token: str, root: str, arguments: dict[str, Any]) -> Outcome:
+def train_here(setup: bytes, variables: dict[str, str], token: str, root: str, arguments: dict[str, object]) -> Outcome:
     """Train one run in the process of this thread, as long as the token exists."""
     if not _wanted(root, token):
         raise FileNotFoundError(f"{platform.node()}, a worker, does not see the folder of runs {root}.")

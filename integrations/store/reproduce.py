@@ -34,13 +34,13 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-def rng_state() -> dict[str, Any]:
+def rng_state() -> dict[str, object]:
     """Return the state of every generator that :func:`seed_everything` seeds, for :meth:`Run.save`.
 
     Save the states of your own generators beside it: ``generator.get_state()`` for torch,
     ``generator.bit_generator.state`` for numpy.
     """
-    state = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    state: dict[str, object] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     if numpy is not None:

@@ -50,7 +50,7 @@ class Run:
     address: str  # the path or the URL of its folder
     record: dict[str, Any]  # what run.json holds, empty for a new run
 
-    def __init__(self, root: str | Path, cell: Mapping[str, Any]) -> None:
+    def __init__(self, root: str | Path, cell: Mapping[str, object]) -> None:
         self.arguments = canonical(cell)
         self._reset(_folder(root, folder_of(self.arguments)))
         try:
@@ -120,7 +120,7 @@ class Run:
         """The details that :meth:`finish` stored beside the headline numbers."""
         return self.record.get("details") or {}
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> dict[str, object]:
         """Return name, arguments, results and folder in one dict, for programs."""
         return {"name": self.name, **self.arguments, **(self.result or {}), "folder": self.address}
 
@@ -190,7 +190,7 @@ class Run:
         if self.listener is not None:
             self.listener.log(int(step), _with_nan(plain_numbers))
 
-    def save(self, state: Mapping[str, Any], step: int) -> None:
+    def save(self, state: Mapping[str, object], step: int) -> None:
         """Write ``{**state, "step": step}`` to checkpoint.pt; the old one stays until the new one is on the disk.
 
         ``state`` is of tensors, numbers, strings, and lists, tuples and dicts of them; see :func:`rng_state`.
@@ -224,7 +224,7 @@ class Run:
             raise ValueError(f"{self.path}: began with data of checksum {recorded}, now it is {checksum}; use --fresh.")
         self._write(data=checksum)
 
-    def finish(self, result: Mapping[str, float], **details: Any) -> None:
+    def finish(self, result: Mapping[str, float], **details: object) -> None:
         """Mark the run as done: ``result`` has the numbers that tables show, ``details`` arrays and plain JSON."""
         if not result:
             raise ValueError("finish: result must hold at least one number, got none.")
@@ -306,12 +306,12 @@ class Run:
         self._metrics.seek(0, os.SEEK_END)
         return self._metrics
 
-    def _ending(self) -> dict[str, Any]:
+    def _ending(self) -> dict[str, object]:
         """Return the record of the end of training."""
         seconds = self.record.get("seconds", 0.0) + time.monotonic() - self._begun_at
         return {"finished": now(), "seconds": round(seconds, 3)}
 
-    def _write(self, **changes: Any) -> None:
+    def _write(self, **changes: object) -> None:
         self._check_writable()
         text = json.dumps(signed(finite(as_json({**self.record, **changes}))), indent=1, allow_nan=False)
         with atomic(self.path / "run.json") as file:

@@ -18,7 +18,7 @@ from contextlib import suppress
 from multiprocessing import spawn
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from .errors import BusyError
 from .progress import plain_warnings, print_line
@@ -109,7 +109,7 @@ class Worker:
         self._write(setup)
         threading.Thread(target=self._watch, args=(wanted,), daemon=True).start()
 
-    def train(self, store: str | Path, arguments: dict[str, Any]) -> Outcome:
+    def train(self, store: str | Path, arguments: dict[str, object]) -> Outcome:
         """Train a run; raises ``ConnectionError`` if the process dies."""
         assert self.process.stdout is not None
         self._write(pickle.dumps((store, arguments)))
@@ -142,7 +142,7 @@ class Worker:
 def main(requests: BinaryIO, replies: BinaryIO) -> None:
     """Train the runs that the parent sends."""
     train, progress = pickle.load(requests)  # imports frameworks; SIGTERM still ends the process at once
-    cells: SimpleQueue[tuple[str | Path, dict[str, Any]]] = SimpleQueue()
+    cells: SimpleQueue[tuple[str | Path, dict[str, object]]] = SimpleQueue()
 
     def read() -> None:
         with suppress(EOFError):
