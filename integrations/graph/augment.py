@@ -13,7 +13,6 @@ Paper: You et al. 2020, Graph contrastive learning with augmentations, https://a
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -211,9 +210,9 @@ def augmentation(
     """
     check_choice("augment", name, AUGMENTATIONS)
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-    options = []
-    for kind in AUGMENTATIONS[name]:
-        arguments: dict[str, Any] = {"generator": source}
-        arguments |= ({} if ratio is None else {"ratio": ratio}) | ({"hops": hops} if kind is Subgraph else {})
-        options.append(kind(**arguments))
+    own = {} if ratio is None else {"ratio": ratio}
+    options = [
+        Subgraph(**own, hops=hops, generator=source) if kind is Subgraph else kind(**own, generator=source)
+        for kind in AUGMENTATIONS[name]
+    ]
     return options[0] if len(options) == 1 else RandomChoice(options, source)

@@ -34,7 +34,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
         check(Settings, {**defaults(Settings), **settings(arguments, dataset)})
 
 
-def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
+def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, object]:
     """The settings that the preset and the flags give to the cells of a data set."""
     chosen = {**preset(arguments.preset or "graphcl", dataset).settings, **flags.chosen(arguments, Settings)}
     return {"probe": "svc", **chosen} if chosen.get("protocol") == "official" else chosen

@@ -18,6 +18,7 @@ from typing import Any
 import networkx
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from sklearn.model_selection import StratifiedShuffleSplit
 from torch import Tensor
 from torch_geometric.data import Batch, Data
@@ -172,7 +173,7 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     return GraphSet._featured(name, x, data.edge_index, data.y, nodes, edges, features)
 
 
-def bag_of_nodes(data: GraphSet) -> np.ndarray[Any, Any]:
+def bag_of_nodes(data: GraphSet) -> NDArray[np.float32]:
     """Count each node label and each degree in a graph: a baseline without a network, ``(graphs, width)``."""
     graph = torch.arange(len(data)).repeat_interleave(data.nodes)
     bag = torch.cat([data.x, data.degrees()], 1)
@@ -199,7 +200,7 @@ def demo(graphs: int = 300, seed: int = 0, features: str = "auto") -> GraphSet:
     return GraphSet.from_list(data, DEMO, features)
 
 
-KINDS: dict[str, Callable[[int, int], Any]] = {
+KINDS: dict[str, Callable[[int, int], networkx.Graph]] = {
     "uniform": lambda n, seed: networkx.gnm_random_graph(n, 2 * n - 4, seed),
     "preferential": lambda n, seed: networkx.barabasi_albert_graph(n, 2, seed),
     "triangles": lambda n, seed: networkx.powerlaw_cluster_graph(n, 2, 0.9, seed),
@@ -218,7 +219,7 @@ def load_cached(dataset: str, features: str) -> GraphSet:
     return load(dataset, features)
 
 
-def prepare(arguments: Mapping[str, Any]) -> tuple[GraphSet, Any, Any]:
+def prepare(arguments: Mapping[str, Any]) -> tuple[GraphSet, NDArray[np.int64], NDArray[np.int64]]:
     """Load and check the data of a cell: its graphs, the numbers of those whose classes are used, and these classes."""
     graphs = load_cached(arguments["dataset"], arguments["features"])
     rows = part(graphs, arguments["part"])
@@ -227,11 +228,11 @@ def prepare(arguments: Mapping[str, Any]) -> tuple[GraphSet, Any, Any]:
     return graphs, rows, y
 
 
-def part(graphs: GraphSet, name: str) -> Any:
+def part(graphs: GraphSet, name: str) -> NDArray[np.int64]:
     """The numbers of the graphs of a part: ``all``, a stratified 30 % to ``tune`` on, or the rest to ``report``."""
     check_choice("part", name, PARTS)
     rows = np.arange(len(graphs))
     if name == "all":
         return rows
     report, tune = next(StratifiedShuffleSplit(1, test_size=HELD_OUT, random_state=0).split(rows, graphs.y.numpy()))
-    return sorted(tune if name == "tune" else report)
+    return np.sort(tune if name == "tune" else report)

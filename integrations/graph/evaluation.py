@@ -7,10 +7,11 @@ not even the scaling of the features.
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import sklearn
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
@@ -21,14 +22,12 @@ from sklearn.svm import SVC, LinearSVC
 
 from ..domain import check_choice, check_whole
 
-Array = np.ndarray[Any, Any]
-
 C = tuple(10.0**power for power in range(-3, 4))
 INNER_FOLDS = 5
 # LIBLINEAR's primal solver and default tolerance; scikit-learn's tolerance, a hundred times smaller, takes as much as
 # 70 times as long for the same accuracies
 LINEAR = LinearSVC(dual=False, tol=0.01)
-PROBES: dict[str, tuple[Any, dict[str, tuple[Any, ...]]]] = {
+PROBES: dict[str, tuple[BaseEstimator, dict[str, tuple[float, ...]]]] = {
     "svm": (make_pipeline(StandardScaler(), LINEAR), {"linearsvc__C": C}),
     "svc": (SVC(), {"C": C}),
     "logreg": (make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)), {"logisticregression__C": C}),
@@ -56,7 +55,7 @@ class Evaluation:
         return f"{self.accuracy:.2f} ± {self.std:.2f} over {len(self.folds)} folds"
 
 
-def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0) -> Evaluation:
+def evaluate(z: ArrayLike, y: ArrayLike, probe: str = "svm", folds: int = 10, seed: int = 0) -> Evaluation:
     """Cross-validated accuracy of a classifier on embeddings.
 
     Args:
@@ -81,7 +80,7 @@ def evaluate(z: Any, y: Any, probe: str = "svm", folds: int = 10, seed: int = 0)
     return Evaluation(tuple(scores))
 
 
-def checked(z: Any, y: Any, folds: int) -> tuple[Array, Array]:
+def checked(z: ArrayLike, y: ArrayLike, folds: int) -> tuple[NDArray[np.float64], NDArray[np.generic]]:
     """Check that embeddings and classes allow ``folds`` stratified folds; returns both as arrays."""
     z, y = np.asarray(z, dtype=np.float64), np.asarray(y)
     if z.ndim != 2 or y.shape != z.shape[:1]:

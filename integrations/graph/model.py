@@ -3,9 +3,10 @@
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from copy import copy
-from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, GINConv, global_add_pool
@@ -122,7 +123,7 @@ class Pretraining(nn.Module):
 
 
 @torch.no_grad()
-def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> Any:
+def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> NDArray[np.float32]:
     """Embed all graphs with the encoder, without the projection head; a numpy array ``(graphs, width)``."""
     embeddings, device = [], next(encoder.parameters()).device
     with evaluation_mode(encoder):

@@ -1,7 +1,5 @@
 """Graph encoders for the hub: ``PublishedEncoder.from_pretrained("owner/name")``."""
 
-from typing import Any
-
 from ..hub.encoder import Published
 from ..store.run import Run
 from . import training
@@ -18,10 +16,10 @@ def publish(run: Run) -> PublishedEncoder:
     """The trained encoder of a run."""
     if run.arguments["encoder"] == "none":
         raise ValueError(f"{run.path}: {run.name} has no encoder.")
-    encoder: Any = training.restore(run).encoder
-    width = encoder.convolutions[0].nn.in_channels
+    weights = training.restore(run).encoder.state_dict()
+    width = next(value for value in weights.values() if value.dim() == 2).shape[1]
     published = PublishedEncoder(width, run.arguments["hidden"], run.arguments["layers"])
-    published.load_state_dict(encoder.state_dict())
+    published.load_state_dict(weights)
     return published.eval()
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from counterpoint.names import nearest
 
@@ -58,7 +57,7 @@ class Settings:
     device: str = setting("cpu", flag=False)
 
 
-def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
+def cell(dataset: str, objective: str | None, seed: int, **changes: object) -> dict[str, object]:
     """The arguments of one run: the defaults of :class:`Settings`, changed as given, and perhaps a ``label``."""
     from ..store.cell import check_names
 
@@ -69,12 +68,12 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     return {"domain": "graph", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 
-def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
+def untrained(dataset: str, seed: int, **changes: object) -> dict[str, object]:
     """The cell of the encoder before training."""
     return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0})
 
 
-def bag(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
+def bag(dataset: str, seed: int, **changes: object) -> dict[str, object]:
     """The cell without an encoder, see :func:`.data.bag_of_nodes`."""
     return cell(dataset, None, seed, **{**changes, "label": BAG, "encoder": "none", "epochs": 0})
 

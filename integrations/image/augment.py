@@ -8,7 +8,7 @@ same, except that PIL rounds to whole gray levels after each step.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,8 +85,8 @@ class Recipe:
     def draw(self, count: int, height: int, width: int, generator: torch.Generator | None = None) -> Draws:
         """Draw random parameters from the distributions of torchvision and lightly."""
 
-        def uniform(*shape: int, low: Any = 0.0, high: Any = 1.0) -> Tensor:
-            return torch.rand(count, *shape, generator=generator) * (high - low) + low  # type: ignore[no-any-return]
+        def uniform(*shape: int, low: Tensor | float = 0.0, high: Tensor | float = 1.0) -> Tensor:
+            return torch.rand(count, *shape, generator=generator) * (high - low) + low
 
         strength = torch.tensor(self.jitter)
         low = torch.cat([(1 - strength[:3]).clamp(min=0), -strength[3:]])

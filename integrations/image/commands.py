@@ -83,7 +83,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     default = preset(arguments.preset, dataset).objective if arguments.preset else "infonce"
     if dataset not in DATASETS and Path(dataset).is_dir():
         dataset = str(Path(dataset).resolve())
-    cells: list[dict[str, Any]] = []
+    cells: list[dict[str, object]] = []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         cells.append(training.untrained(dataset, seed, **changes))
         cells += [training.cell(dataset, spec, seed, **changes) for spec in arguments.objective or [default]]
@@ -133,7 +133,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         encoder = flags.encoder_of(run).to(arguments.device)
         return test, evaluate(encoder, train, test, probes, options, run.arguments["seed"])
 
-    rows: list[dict[str, Any]] = []
+    rows = []
     values: list[tuple[str, str, float]] = []
     for run, (test, result) in flags.each(runs, measure):
         if not result:

@@ -124,7 +124,7 @@ def _compressed_cifar(path: Path, size: int) -> ImageSet:
 def _downloaded(name: str, split: str, size: int, folders: list[Path], root: str | None) -> ImageSet:
     source = DATASETS[name]
     class_, options = getattr(datasets, str(source.torchvision)), source.splits[SPLITS.index(split)]
-    dataset: Any = None
+    dataset: datasets.VisionDataset | None = None
     for folder in folders:
         with suppress(RuntimeError, OSError, ValueError):  # the folder does not hold it
             dataset = class_(folder, **options)

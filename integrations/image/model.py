@@ -5,7 +5,6 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from lightly.models.modules import heads
@@ -103,7 +102,7 @@ class SimCLR(Method):
         self.head = heads.SimCLRProjectionHead(encoder.width, encoder.width, settings.width)
         self.generator: torch.Generator | None = None
 
-    def forward(self, views: Sequence[Tensor], **options: Any) -> Tensor:
+    def forward(self, views: Sequence[Tensor], **options: object) -> Tensor:
         """Compute the loss; keyword arguments are passed to the objective (``ids``, ``labels``, ``prior``)."""
         project = nn.Sequential(self.encoder, self.head)
         z = [project(view) for view in views]

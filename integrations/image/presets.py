@@ -1,27 +1,25 @@
 """The recipes of the papers: the spec of the objective, and the settings that differ from the defaults."""
 
-from typing import Any
-
 from counterpoint.names import check_known
 
 from ..domain import Preset, check_choice
 
 ADAM = {"protocol": "adam", "probe_epochs": 100}
 # the code base of DCL, HCL and ADNCE
-HCL: dict[str, Any] = {
+HCL: dict[str, object] = {
     "backbone": "resnet50", "epochs": 400, "batch": 256, "lr": 1e-3, "weight_decay": 1e-6, "evaluation": ADAM,
 }  # fmt: skip
-INTNACL: dict[str, Any] = {
+INTNACL: dict[str, object] = {
     "backbone": "resnet18", "epochs": 100, "batch": 256, "lr": 3e-4, "mixed": 4,
     "evaluation": {"protocol": "adam", "probe_epochs": 1000, "epsilons": [0.002]},
 }  # fmt: skip
-ARCL: dict[str, Any] = {"backbone": "resnet18", "epochs": 500, "batch": 512, "evaluation": ADAM}
-ARCL_MOCO: dict[str, Any] = {
+ARCL: dict[str, object] = {"backbone": "resnet18", "epochs": 500, "batch": 512, "evaluation": ADAM}
+ARCL_MOCO: dict[str, object] = {
     **ARCL, "method": "moco", "epochs": 400, "batch": 256, "queue": 4096,
     "optimizer": "sgd", "lr": 0.15, "weight_decay": 1e-4, "cosine": True,
 }  # fmt: skip
-LMCL: dict[str, Any] = {**HCL, "epochs": 100}
-DEBPOS: dict[str, Any] = {**HCL, "backbone": "resnet18", "epochs": 50, "batch": 512}
+LMCL = {**HCL, "epochs": 100}
+DEBPOS = {**HCL, "backbone": "resnet18", "epochs": 50, "batch": 512}
 
 # ADNCE, Table 6: t, mu, sigma
 ADNCE = {"cifar10": (0.4, 0.7, 0.5), "stl10": (0.2, 0.8, 1.0), "cifar100": (0.3, 0.5, 1.0)}

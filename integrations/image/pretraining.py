@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
 
 import lightning
 import torch
@@ -44,7 +43,7 @@ class Pretraining(nn.Module):
     def forward(self, batch: Sequence[Tensor], epoch: int = 0, step: int = 0) -> Tensor:
         """Compute the loss of a batch."""
 
-        def generator(stream: int, device: Any = "cpu") -> torch.Generator:
+        def generator(stream: int, device: torch.device | str = "cpu") -> torch.Generator:
             key = f"{self.seed} {epoch} {step} {stream} 0"  # the 0 repeats the views of stored runs
             return torch.Generator(device).manual_seed(int(store.checksum(key)[:15], 16))
 
@@ -73,14 +72,14 @@ class Pretraining(nn.Module):
         """
         settings = self.settings
         parameters = [p for p in self.method.parameters() if p.requires_grad]
-        options: dict[str, Any] = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+        lr, decay = settings.lr, settings.weight_decay
         if settings.optimizer == "adam":
-            return torch.optim.Adam(parameters, **options)
+            return torch.optim.Adam(parameters, lr, weight_decay=decay)
         if settings.optimizer == "sgd":
-            return torch.optim.SGD(parameters, momentum=0.9, **options)
+            return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=decay)
         decayed, others = ([p for p in g if p.requires_grad] for g in get_weight_decay_parameters([self.method]))
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-        return LARS(groups, momentum=0.9, **options)  # type: ignore[no-any-return]
+        return LARS(groups, lr, momentum=0.9, weight_decay=decay)  # type: ignore[no-any-return]
 
 
 def batches(data: ImageSet, module: Pretraining, epoch: int = 0) -> list[Tensor]:

@@ -28,7 +28,7 @@ class Source(NamedTuple):
     size: int = 64  # pixels of its images; of sets with many sizes, the default
     images: int | None = None  # to train on, for an error before anything heavy is imported
     torchvision: str | None = None  # the class that downloads it,
-    splits: tuple[dict[str, Any], dict[str, Any]] = ({}, {})  # and its arguments for training and test images
+    splits: tuple[Mapping[str, object], Mapping[str, object]] = ({}, {})  # and its arguments to train and to test
 
 
 _BY_TRAIN = ({"train": True}, {"train": False})

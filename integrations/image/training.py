@@ -21,7 +21,7 @@ from .settings import EvaluationSettings, Settings
 UNTRAINED = "untrained encoder"
 
 
-def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
+def cell(dataset: str, objective: str | None, seed: int, **changes: object) -> dict[str, object]:
     """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given, and ``label``.
 
     The objective is a spec; None for the encoder before training. For the data set see :func:`~.data.load`.
@@ -33,7 +33,7 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: Any) -> dict
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 
 
-def untrained(dataset: str, seed: int, **changes: Any) -> dict[str, Any]:
+def untrained(dataset: str, seed: int, **changes: object) -> dict[str, object]:
     """The cell of the encoder before training."""
     return cell(dataset, None, seed, **{**changes, "label": UNTRAINED, "epochs": 0, "views": None})
 

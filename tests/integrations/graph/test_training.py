@@ -271,6 +271,7 @@ def test_parts_are_stratified_and_do_not_meet(data):
     tune, report = (part(data, name) for name in ("tune", "report"))
     assert not set(tune) & set(report)
     assert sorted([*tune, *report]) == list(range(60)) == list(part(data, "all"))
+    assert type(tune) is type(report) is type(part(data, "all"))  # arrays, as of all
     assert data.y[tune].bincount().tolist() == [3] * 6
 
 
