@@ -21,6 +21,7 @@ from .presets import PRESETS, preset
 from .settings import POOLING, POOLINGS, SEVEN, STS, TRANSFER, Settings, check_settings
 
 if TYPE_CHECKING:
+    from ..report.items import ItemReport
     from . import mteb_tasks, sts, transfer
 
 
@@ -53,7 +54,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
         find(cell["guide"])
 
 
-def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
+def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, object]:
     """Return the settings that the preset and the flags give to a cell."""
     recipe = preset(arguments.preset).settings if arguments.preset else {}
     changes = {**recipe, **flags.chosen(arguments, Settings)}
@@ -88,7 +89,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "") -> Callable[..., Any]:
+def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "") -> Callable[..., argparse.Action]:
     """Add the flags of every evaluation, and return the method that adds further ones.
 
     ``items`` names the measure of which models are compared by items, if they are.
@@ -161,7 +162,7 @@ def _evaluate(
     return 0
 
 
-def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[Any]:
+def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[ItemReport]:
     """Write the items of each model and set, where that was asked for; compare the models on each set."""
     from ..items import of_rows, write
     from ..report.items import compare_items

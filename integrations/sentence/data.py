@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from counterpoint.names import check_known
 
@@ -17,10 +17,13 @@ from .files import ENVIRONMENT, lines, table
 from .retrieval import is_collection
 from .settings import POSITIVES
 
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 FORMATS = (".txt", ".csv", ".tsv", ".jsonl", ".json", ".parquet")
 
 
-def prepare(arguments: Mapping[str, Any]) -> tuple[Any, int, str]:
+def prepare(arguments: Mapping[str, Any]) -> "tuple[Dataset, int, str]":
     """Load and check the data of a cell: the samples, the number of rows dropped as blank, and a checksum."""
     file, batch = arguments["file"], arguments["batch"]
     samples, dropped = load(file, arguments["positives"], arguments["columns"])
@@ -31,7 +34,7 @@ def prepare(arguments: Mapping[str, Any]) -> tuple[Any, int, str]:
     return samples, dropped, store.checksum(path if path.is_file() else samples._fingerprint)
 
 
-def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | None = None) -> tuple[Any, int]:
+def load(path: str | Path, positives: str = "auto", columns: Sequence[str] | None = None) -> "tuple[Dataset, int]":
     """Load a ``datasets.Dataset`` of text columns, and the number of rows dropped because a text is missing or blank.
 
     =================  =============================================================================================
@@ -95,7 +98,7 @@ def find(path: str | Path) -> Path:
     return elsewhere if not file.exists() and elsewhere.exists() else file
 
 
-def _read(path: Path) -> Any:
+def _read(path: Path) -> "Dataset":
     from datasets import Dataset, load_dataset
 
     kind = path.suffix.lower()
@@ -117,7 +120,7 @@ def _read(path: Path) -> Any:
         raise ValueError(f"{path}: cannot be read as {kind[1:]}: {reason}") from error
 
 
-def _select(data: Any, path: str | Path, positives: str, columns: Sequence[str] | None) -> Any:
+def _select(data: "Dataset", path: str | Path, positives: str, columns: Sequence[str] | None) -> "Dataset":
     """Select the columns of text that a sample consists of."""
     texts = [name for name, kind in data.features.items() if getattr(kind, "dtype", "") in ("string", "large_string")]
     selected = list(columns or texts)

@@ -9,7 +9,6 @@ negatives are frequent: two sentences share a slot's meaning with probability 1/
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import random
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 import torch
@@ -26,11 +25,11 @@ from .settings import Settings as Training
 from .training import fit
 
 COMMON = {"t": "0.1", "denominator": ""}
-SETTINGS: dict[str, Any] = {"steps": 60, "batch": 64}
-QUICK: dict[str, Any] = {"steps": 4}
+SETTINGS = {"steps": 60, "batch": 64}
+QUICK = {"steps": 4}
 
 
-def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
+def cell(objective: str | None, seed: int, **settings: object) -> dict[str, object]:
     """Return the cell of an objective; None for the encoder before training."""
     untrained = {"label": "untrained encoder", "steps": 0} if objective is None else {}
     own = {"lr": 0.03, "dev": None, "every": 3, "save": 0, "keep": False}
@@ -97,7 +96,7 @@ def scored(count: int, seed: int) -> sts.Pairs:
     return sts.Pairs("synthetic", gold, firsts, seconds)
 
 
-def encoder(seed: int, width: int = 64) -> Any:
+def encoder(seed: int, width: int = 64) -> SentenceTransformer:
     """Return a SentenceTransformer with random word vectors; a sentence is the mean of its words."""
     vocabulary = {word: i for i, word in enumerate(WORDS)}
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="the"))

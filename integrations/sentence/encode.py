@@ -1,16 +1,16 @@
 """Load any kind of model, and embed each distinct text once."""
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from huggingface_hub import utils as hub
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules
 from sentence_transformers.util import is_sentence_transformer_model
@@ -22,8 +22,9 @@ from ..store.progress import track
 from .locate import find
 from .settings import POOLINGS
 
-Matrix = NDArray[np.floating[Any]]
+Matrix = NDArray[np.floating]
 Embeddings = dict[str, Matrix]  # a row by its text
+Model: TypeAlias = SentenceTransformer | str | Path | Callable[[list[str]], ArrayLike]
 
 
 @contextmanager
@@ -50,7 +51,7 @@ def load(
     device: str | None = None,
     revision: str | None = None,
     max_length: int | None = None,
-) -> Any:
+) -> SentenceTransformer:
     """Load a ``SentenceTransformer`` from a folder or by its name on the hub.
 
     Args:
@@ -83,9 +84,8 @@ def load(
     except Exception as error:  # of damaged weights, from the reader of their format
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ValueError(f"model: {name} cannot be loaded ({reason}).") from error
-    tokenizer: Any = getattr(loaded, "tokenizer", None)
-    special = getattr(tokenizer, "all_special_ids", None)
-    if special is not None and len(tokenizer) <= len(special):  # the default tokenizer, when its files are missing
+    special = getattr(getattr(loaded, "tokenizer", None), "all_special_ids", None)
+    if special is not None and len(loaded.tokenizer) <= len(special):  # the default one, when its files are missing
         raise ValueError(f"model: {name} has no vocabulary; files of its tokenizer are missing (tokenizer.json, ...).")
     if max_length is not None:
         if isinstance(loaded[0], modules.StaticEmbedding):
@@ -99,7 +99,7 @@ def has_pooling(model: str | Path, revision: str | None = None) -> bool:
     return bool(is_sentence_transformer_model(find(model, revision), revision=revision))
 
 
-def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
+def _modules(name: str, pooling: str, revision: str | None) -> list[torch.nn.Module]:
     options = {"revision": revision} if revision else {}
     transformer = modules.Transformer(name, model_kwargs=options, processor_kwargs=options, config_kwargs=options)
     width = transformer.get_embedding_dimension()
@@ -113,7 +113,7 @@ def _modules(name: str, pooling: str, revision: str | None) -> list[Any]:
     return [transformer, modules.Pooling(width, "cls"), copy]
 
 
-def embed(model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool = False) -> Embeddings:
+def embed(model: Model, texts: Iterable[str], batch_size: int = 64, progress: bool = False) -> Embeddings:
     """Embed each distinct text once.
 
     Batches contain texts of similar length, the longest first, so that a lack of memory shows at once.
@@ -127,7 +127,7 @@ def embed(model: Any, texts: Iterable[str], batch_size: int = 64, progress: bool
     """
     model = load(model) if isinstance(model, (str, Path)) else model
     quietly = {"batch_size": batch_size, "show_progress_bar": False}
-    encode = partial(model.encode, **quietly) if hasattr(model, "encode") else model
+    encode = partial(method, **quietly) if (method := getattr(model, "encode", None)) is not None else model
     if not callable(encode):
         raise TypeError(f"model: expected a name, a SentenceTransformer or a function, got {type(model).__name__}.")
     distinct = sorted(set(texts), key=lambda text: (-len(text), text))
@@ -141,7 +141,7 @@ def rows(embeddings: Embeddings, texts: Sequence[str]) -> Matrix:
     return np.stack([embeddings[text] for text in texts])
 
 
-def _checked(rows: Any, batch: list[str]) -> Any:
+def _checked(rows: ArrayLike, batch: list[str]) -> Matrix:
     if isinstance(rows, torch.Tensor):  # numpy has no bfloat16
         rows = rows.detach().to("cpu", torch.promote_types(rows.dtype, torch.float32))
     matrix = np.asarray(rows)

@@ -4,7 +4,6 @@ from . import frameworks  # noqa: F401  names the extra to install  # isort: ski
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.evaluation import SentenceEvaluator
@@ -30,7 +29,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
         self.name = self.primary_metric = name if name in STS else f"{Path(name).name} dev {retrieval.HEADLINE}"
         self.drop_head = drop_head
 
-    def score(self, model: Any) -> float:
+    def score(self, model: SentenceTransformer) -> float:
         """Return Spearman's correlation, or nDCG@10, times 100; NaN if undefined."""
         model = SentenceTransformer(modules=list(model)[:-1], device=model.device) if self.drop_head else model
         if isinstance(self.data, retrieval.Collection):
@@ -38,7 +37,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
         return sts.score(self.data, embed(model, self.data.texts)).spearman
 
     def __call__(
-        self, model: Any, output_path: str | None = None, epoch: float = -1, steps: int = -1
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: float = -1, steps: int = -1
     ) -> dict[str, float]:
         score = self.score(model)
         metrics = {self.name: COLLAPSED if math.isnan(score) else score}
@@ -50,7 +49,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
         return "Retrieval" if isinstance(self.data, retrieval.Collection) else "Semantic Similarity"
 
 
-def evaluate(model: Any, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+def evaluate(model: SentenceTransformer, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """Return the model's scores, and the share of the largest class of each transfer task.
 
     Args:

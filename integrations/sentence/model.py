@@ -16,7 +16,7 @@ from .. import store
 from . import encode
 
 
-def build(arguments: Mapping[str, Any]) -> Any:
+def build(arguments: Mapping[str, Any]) -> SentenceTransformer:
     """Return the SentenceTransformer of a cell before training; the seed fixes its new weights."""
     store.seed_everything(arguments["seed"])
     name, revision, pooling = arguments["model"], arguments["revision"], arguments["pooling"]
@@ -34,7 +34,7 @@ def build(arguments: Mapping[str, Any]) -> Any:
     return model
 
 
-def static(model: Any) -> Any:
+def static(model: SentenceTransformer) -> SentenceTransformer:
     """Return a SentenceTransformer that averages a model's word-piece embeddings, which can be trained, sans layers."""
     layer = model[0].embedding if isinstance(model[0], StaticEmbedding) else model[0].model.get_input_embeddings()
     pieces = StaticEmbedding(model.tokenizer, embedding_weights=layer.weight.detach().clone())
@@ -43,7 +43,7 @@ def static(model: Any) -> Any:
     return SentenceTransformer(modules=[pieces], device=str(model.device))
 
 
-def make_loss(model: Any, arguments: Mapping[str, Any]) -> ContrastiveLoss:
+def make_loss(model: SentenceTransformer, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
     views = arguments["views"] or objective.views or 2
@@ -69,7 +69,7 @@ class WordDropout:
             raise ValueError(f"word dropout: expected 0 <= p < 1, got {p!r}.")
         self.p = p
 
-    def __call__(self, model: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def __call__(self, model: nn.Module, arguments: tuple[dict[str, Tensor], ...]) -> tuple[object, ...] | None:
         if not model.training or not self.p:
             return None
         features, *rest = arguments

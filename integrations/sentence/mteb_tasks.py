@@ -73,9 +73,9 @@ def evaluate(
     return Report(scores, mean)
 
 
-def find(names: Iterable[str]) -> list[Any]:
+def find(names: Iterable[str]) -> list[mteb.AbsTask]:
     """Return mteb's tasks of these names, those of a benchmark in its order, each once."""
-    found: dict[str, Any] = {}
+    found: dict[str, mteb.AbsTask] = {}
     benchmarks = {benchmark.name for benchmark in mteb.get_benchmarks()}
     for name in names:
         try:

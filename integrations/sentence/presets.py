@@ -4,12 +4,10 @@ SimCSE: https://arxiv.org/abs/2104.08821, ADNCE: https://arxiv.org/abs/2305.1744
 quick-thought: https://arxiv.org/abs/1803.02893.
 """
 
-from typing import Any
-
 from ..domain import Preset, check_choice
 
 # SimCSE's run_unsup_example.sh, and of schedule, warmup and weight decay the trainer's defaults, which it keeps
-BERT: dict[str, Any] = {
+BERT: dict[str, object] = {
     "positives": "same",  # section 3: the same sentence with two dropout masks
     "model": "bert-base-uncased",
     "pooling": "cls",

@@ -1,7 +1,7 @@
 """SentenceTransformers for the hub."""
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
-from typing import Any
+from sentence_transformers import SentenceTransformer
 
 from ..store.run import Run
 from . import training
@@ -9,6 +9,6 @@ from . import training
 PIPELINE = "sentence-similarity"
 
 
-def publish(run: Run) -> Any:
+def publish(run: Run) -> SentenceTransformer:
     """Return the trained SentenceTransformer of a run, on the CPU."""
     return training.restore(run).to("cpu").eval()

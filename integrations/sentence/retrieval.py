@@ -137,7 +137,7 @@ class Score:
     metrics: dict[str, float]
     queries: int | None = None
     documents: int | None = None
-    items: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    items: list[dict[str, str | float]] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -186,7 +186,7 @@ def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 
     return Report(scores, mean if len(columns) > 1 else None)
 
 
-def score(model: Any, collection: Collection, **options: Any) -> Score:
+def score(model: Any, collection: Collection, **options: object) -> Score:
     """Score a SentenceTransformer on a collection; ``options`` are those of ``InformationRetrievalEvaluator``."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
@@ -197,12 +197,12 @@ def score(model: Any, collection: Collection, **options: Any) -> Score:
     return Score(_metrics(evaluator(model)), len(queries), len(documents), items)
 
 
-def _each_query(evaluator: Any) -> list[dict[str, Any]]:
+def _each_query(evaluator: Any) -> list[dict[str, str | float]]:
     """Let an evaluator append the scores of each query to the list that is returned, computed by its own formulas."""
-    items: list[dict[str, Any]] = []
+    items: list[dict[str, str | float]] = []
     compute = evaluator.compute_metrics
 
-    def of_all(hits: Any) -> Any:
+    def of_all(hits: list[list[dict[str, object]]]) -> object:
         ids, queries = evaluator.queries_ids, evaluator.queries
         for query, own in zip(ids, hits, strict=True):
             evaluator.queries_ids = evaluator.queries = [query]

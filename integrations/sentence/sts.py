@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from torch.nn.functional import cosine_similarity
 from counterpoint.diagnose import alignment, uniformity
 
 from ..domain import check_choice
-from .encode import Embeddings, embed, rows
+from .encode import Embeddings, Model, embed, rows
 from .files import NUMBER, find, lines, root, table
 from .settings import SEVEN, STS
 
@@ -150,7 +149,7 @@ class Score:
     dropped: int  # pairs without a gold score
     spearman: float
     pearson: float
-    items: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    items: list[dict[str, float]] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -173,7 +172,7 @@ class Report:
 
 
 def evaluate(
-    model: Any,
+    model: Model,
     sets: Sequence[str] = (*SEVEN, "SICKR-all"),
     data: str | Path | None = None,
     *,

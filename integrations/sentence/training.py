@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from datasets import Dataset
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer
+from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
 from sentence_transformers.base.sampler import DefaultBatchSampler
 from sentence_transformers.sentence_transformer.data_collator import SentenceTransformerDataCollator
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardCallback
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback
+from transformers import TrainerControl as Control
+from transformers import TrainerState as State
 
 import counterpoint as cp
 from counterpoint.batch.rules import as_rules
@@ -35,7 +39,7 @@ from .settings import Settings, check_settings
 UNTRAINED = "before training"
 
 
-def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
+def cell(file: str, objective: str | None, seed: int, **changes: object) -> dict[str, Any]:
     """Return the arguments of one run: the defaults of :class:`Settings`, changed, and ``label``, its row in tables.
 
     Args:
@@ -53,7 +57,7 @@ def cell(file: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     return arguments
 
 
-def untrained(file: str, seed: int, **changes: Any) -> dict[str, Any]:
+def untrained(file: str, seed: int, **changes: object) -> dict[str, object]:
     """Return the cell of the model before training, a baseline."""
     return cell(file, None, seed, **{**changes, "head": "none", "label": UNTRAINED})
 
@@ -63,7 +67,7 @@ def train(run: Run) -> None:
     """Train one cell and finish its run with the dev score, or with the last loss if there is no dev set."""
     arguments = run.arguments
     dev = DevScore(arguments["dev"], arguments["head"] == "training") if arguments["dev"] else None
-    details: dict[str, Any] = {}
+    details: dict[str, object] = {}
     if arguments["objective"] is None:
         model = build(arguments)
         result = {dev.name: dev.score(model)} if dev else {}
@@ -99,7 +103,7 @@ def _link(model: Path, encoder: Path) -> None:
         shutil.copyfile(weights, encoder)
 
 
-def restore(run: Run | str | Path) -> Any:
+def restore(run: Run | str | Path) -> SentenceTransformer:
     """Return the trained SentenceTransformer of a finished run or of its folder; needs no data."""
     run = Run.read(run)
     if not run.file("model").is_dir():
@@ -141,15 +145,15 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         if not folder.is_dir() or store.checksum(folder) != state["checksum"]:
             raise store.DamagedError(f"{folder}: {'damaged' if folder.exists() else 'missing'}")
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         self.ticks = self.run.track(range(state.global_step, state.max_steps), total=state.max_steps)
         next(self.ticks, None)
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         if state.global_step % args.logging_steps == 0:  # counted in steps, which a resumed run continues
             self.reports = cp.log_reports(self.objective, lambda numbers: self.run.log(state.global_step, **numbers))
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_step_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         self.reports.close()
         next(self.ticks, None)
         last = state.global_step >= state.max_steps  # even if it is not a multiple of eval_steps
@@ -157,29 +161,33 @@ class RunCallback(TrainerCallback):  # type: ignore[misc]
         # log before each checkpoint: the trainer does not restore the losses since the last line
         control.should_log |= last or control.should_save
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
+    def on_log(self, args: Arguments, state: State, control: Control, logs: dict[str, object], **_: object) -> None:
         if "train_runtime" not in logs:  # the final summary covers only the steps of this process
             numbers = {name: value for name, value in logs.items() if isinstance(value, (int, float))}
             self.run.log(state.global_step, **numbers)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], model: Any, **_: Any) -> None:
+    def on_evaluate(
+        self, args: Arguments, state: State, control: Control, metrics: dict[str, float], model: nn.Module, **_: object
+    ) -> None:
         assert self.dev is not None
         score = metrics[f"eval_{self.dev.name}"]
         if self.best is None or score > self.best["score"]:
             weights = {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
             self.best = {"score": score, "step": state.global_step, "model": weights}
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Arguments, state: State, control: Control, **_: object) -> None:
         name = f"checkpoint-{state.global_step}"
         record = {"trainer": name, "checksum": store.checksum(self.folder / name), "best": self.best}
         self.run.save({**record, "objective": self.objective.state_dict()}, state.global_step)
 
 
-def fit(run: Run, model: Any, samples: Any, dev: DevScore | None = None) -> tuple[list[dict[str, Any]], Any]:
+def fit(
+    run: Run, model: SentenceTransformer, samples: Dataset, dev: DevScore | None = None
+) -> tuple[list[dict[str, float]], dict[str, Any] | None]:
     """Train by ``SentenceTransformerTrainer``, from the last checkpoint on; return the log and the best state."""
     arguments, loss = run.arguments, make_loss(model, run.arguments)
     callback = RunCallback(run, loss.objective, dev)
-    training = SentenceTransformerTrainingArguments(
+    training = Arguments(
         output_dir=str(callback.folder),
         num_train_epochs=arguments["epochs"],
         max_steps=arguments["steps"] or -1,

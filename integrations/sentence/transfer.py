@@ -24,7 +24,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,11 +35,11 @@ from sklearn.utils.parallel import Parallel, delayed
 
 from ..domain import check_choice, majority
 from ..store.progress import track
-from .encode import Embeddings, Matrix, embed, rows
+from .encode import Embeddings, Matrix, Model, embed, rows
 from .files import ENVIRONMENT, find, lines, root, table
 from .settings import TRANSFER
 
-CLASSIFIER: Any = LogisticRegression(tol=1e-6, max_iter=1000, warm_start=True)
+CLASSIFIER = LogisticRegression(tol=1e-6, max_iter=1000, warm_start=True)
 FOLDS = StratifiedKFold(10, shuffle=True, random_state=1111)
 RAREST = 12  # texts of a class, so that nine tenths of them fill every inner fold
 NESTED_GRID = tuple(2.0**k for k in range(-2, 4))
@@ -134,7 +133,7 @@ class Report:
 
 
 def evaluate(
-    model: Any,
+    model: Model,
     tasks: Sequence[str] = TRANSFER,
     data: str | Path | None = None,
     *,
