@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
 from statistics import mean, stdev
+from types import ModuleType
 from typing import Any
 
 from counterpoint.names import check_known
@@ -22,7 +23,7 @@ class Preset:
     settings: Mapping[str, Any]  # what differs from the defaults of the domain's Settings
 
 
-def majority(labels: Iterable[Any]) -> float:
+def majority(labels: Iterable[object]) -> float:
     """Return the share of the most frequent label in percent: the accuracy of a classifier that knows nothing else."""
     counts = Counter(labels)
     return 100 * max(counts.values()) / counts.total()
@@ -33,7 +34,7 @@ class About:
     """A setting's flag of the command line, and its range."""
 
     help: str = ""  # the default is appended
-    type: Callable[[str], Any] | None = None  # reads the flag's text; the type of the default, so needed for None
+    type: Callable[[str], object] | None = None  # reads the flag's text; the type of the default, so needed for None
     choices: Sequence[str] = ()  # the words that are allowed
     low: float | None = None  # at least this
     above: float | None = None  # above this
@@ -52,17 +53,17 @@ def setting(default: Any, help: str = "", **about: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def about(setting_field: Field[Any]) -> About:
+def about(setting_field: Field[object]) -> About:
     """Return the description of a field's flag."""
     return setting_field.metadata["about"]  # type: ignore[no-any-return]
 
 
-def defaults(settings: type) -> dict[str, Any]:
+def defaults(settings: type) -> dict[str, object]:
     """The default of every setting, by name."""
     return {f.name: default(f) for f in fields(settings)}
 
 
-def default(setting_field: Field[Any]) -> Any:
+def default(setting_field: Field[object]) -> object:
     """The default of a field."""
     return setting_field.default if setting_field.default_factory is MISSING else setting_field.default_factory()
 
@@ -86,23 +87,23 @@ def check(settings: type, values: Mapping[str, Any]) -> None:
             _check_range(f.name, value, limits)
 
 
-def _check_range(name: str, value: Any, limits: About) -> None:
+def _check_range(name: str, value: object, limits: About) -> None:
     low, above, below, high = limits.low, limits.above, limits.below, limits.high
-    inside = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    inside = inside and (low is None or value >= low) and (above is None or value > above)
-    if not (inside and (below is None or value < below) and (high is None or value <= high)):
+    x = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    inside = math.isfinite(x) and (low is None or x >= low) and (above is None or x > above)
+    if not (inside and (below is None or x < below) and (high is None or x <= high)):
         left = f"{low:g} <= " if low is not None else f"{above:g} < " if above is not None else ""
         right = f" < {below:g}" if below is not None else f" <= {high:g}" if high is not None else ""
         range_ = f" with {left}{name}{right}" if left or right else ""
         raise ValueError(f"{name} must be a finite number{range_}, got {value!r}.")
 
 
-def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise ``ValueError`` with the nearest choice unless ``value`` is one of them."""
     check_known(f"{name}: unknown {name}", value, choices)
 
 
-def check_whole(what: str, value: Any, low: int) -> None:
+def check_whole(what: str, value: object, low: int) -> None:
     """Raise ``ValueError``, a message that begins with ``what``, unless this is a whole number of at least ``low``."""
     if not isinstance(value, int) or value < low:
         raise ValueError(f"{what} a whole number of at least {low}, got {value!r}.")
@@ -117,15 +118,15 @@ class Domain:
     dataset: str  # the flag that names the data, ``data`` of ``--data``
     default_dataset: str | None  # what is used without that flag; None if the flag is required
     folder: str | None = None  # the flag that names the folder of data sets, if there is one
-    held_out: Mapping[str, Any] = field(default_factory=dict)  # settings for tuning: a run sees no test data
+    held_out: Mapping[str, object] = field(default_factory=dict)  # settings for tuning: a run sees no test data
     reported: Sequence[str] = ()  # flags of ``train`` under which it reports on test data
     grids: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what ``tune`` tries, from the papers
 
-    def module(self, name: str) -> Any:
+    def module(self, name: str) -> ModuleType:
         """Import a module of the domain's package."""
         return import_module(f"counterpoint.integrations.{self.name}.{name}")
 
-    def train(self, run: Any) -> None:
+    def train(self, run: object) -> None:
         """Train a run; its frameworks, whose import takes seconds, are not imported if all runs are done."""
         self.module("training").train(run)
 

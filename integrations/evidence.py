@@ -7,9 +7,20 @@ import json
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-Cell = dict[str, Any]
+
+class Cell(TypedDict):
+    """A comparison of two rows, as far as code reads it; :func:`cite` prints the rest."""
+
+    data: str
+    regime: str
+    level: float  # of the fault
+    row: str
+    spec: str
+    difference: float
+    effect: str
+
 
 ORACLE = "oracle"  # rows that know the fault begin so
 PLAIN = "InfoNCE"
@@ -22,7 +33,7 @@ def atlas() -> dict[str, Any]:
     return json.loads(Path(__file__).with_name("atlas.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
 
 
-def cells(**wanted: Any) -> list[Cell]:
+def cells(**wanted: object) -> list[Cell]:
     """The cells with these values, for instance ``regime="views"``."""
     return [cell for cell in atlas()["cells"] if all(cell[name] == value for name, value in wanted.items())]
 

@@ -19,6 +19,8 @@ from .domain import about, default, domain
 from .trackers import NAMES as TRACKERS
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from .store.run import Run
 
 T = TypeVar("T")
@@ -60,7 +62,7 @@ def grid_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def run_cells(
     train: Callable[[Run], None],
-    cells: Iterable[Mapping[str, Any]],
+    cells: Iterable[Mapping[str, object]],
     arguments: argparse.Namespace,
     command: str,
     failed: bool = False,
@@ -107,12 +109,11 @@ def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], o
     return runs
 
 
-def encoder_of(run: Run) -> Any:
+def encoder_of(run: Run) -> Module:
     """The trained encoder of a run of images or graphs, also of one that was fetched from the hub."""
-    of = domain(run.arguments["domain"])
-    if (run.path / "model.safetensors").is_file():  # as ``counterpoint push`` writes it
-        return of.module("published").load(run.path)
-    return of.module("training").restore(run).encoder
+    of, pushed = domain(run.arguments["domain"]), (run.path / "model.safetensors").is_file()
+    encoder: Module = of.module("published").load(run.path) if pushed else of.module("training").restore(run).encoder
+    return encoder
 
 
 def each(runs: Sequence[Run], measure: Callable[[Run], T]) -> Iterator[tuple[Run, T]]:
@@ -224,7 +225,7 @@ def add_settings(parser: argparse._ActionsContainer, settings: type) -> None:
             parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **_options(field))
 
 
-def _options(field: Field[Any]) -> dict[str, Any]:
+def _options(field: Field[object]) -> dict[str, Any]:
     """Return the options of a setting's flag for argparse."""
     flag, value = about(field), default(field)
     if value is False:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from counterpoint.names import nearest
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 FORMS = {"npy": "npy:FILE", "jsonl": "jsonl:FILE:ID:SCORE"}
@@ -60,18 +61,19 @@ class Items:
     """
 
     ids: tuple[str, ...]
-    scores: NDArray[Any]
-    gold: NDArray[Any] | None = None
+    scores: NDArray[np.float64]
+    gold: NDArray[np.float64] | None = None
 
 
-def load_array(path: Path) -> Any:
+def load_array(path: Path) -> NDArray[np.generic]:
     """Read an array of numpy; never a pickle."""
     import numpy as np
 
     try:
-        return np.load(path, allow_pickle=False)
+        array: NDArray[np.generic] = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path}: not readable as an array of numpy ({error}).") from error
+    return array
 
 
 def read(path: Path, what: str = "") -> Items:
@@ -96,7 +98,7 @@ def read(path: Path, what: str = "") -> Items:
     return _checked(str(path), [*map(str, range(len(array)))], array.astype(float).reshape(len(array), -1))
 
 
-def of_rows(place: str, rows: Iterable[Any], fields: Sequence[str]) -> Items:
+def of_rows(place: str, rows: Iterable[object], fields: Sequence[str]) -> Items:
     """Take the items of rows with these fields: the item, and its score, or its similarity and gold score."""
     import numpy as np
 
@@ -116,7 +118,7 @@ def of_rows(place: str, rows: Iterable[Any], fields: Sequence[str]) -> Items:
     return _checked(place, [*table], np.array([*table.values()]).reshape(len(table), len(fields) - 1))
 
 
-def _checked(place: str, ids: Sequence[str], table: Any) -> Items:
+def _checked(place: str, ids: Sequence[str], table: NDArray[np.float64]) -> Items:
     import numpy as np
 
     if (wrong := ~np.isfinite(table).all(1)).any():
@@ -130,7 +132,7 @@ def _checked(place: str, ids: Sequence[str], table: Any) -> Items:
     return Items(tuple(ids), table[:, 0], table[:, 1] if table.shape[1] == 2 else None)
 
 
-def write(folder: Path, set_name: str, model: str, rows: Iterable[Mapping[str, Any]]) -> Path:
+def write(folder: Path, set_name: str, model: str, rows: Iterable[Mapping[str, object]]) -> Path:
     """Write the items of a set that a model was scored on as JSON lines, in ``FOLDER/SET/MODEL.jsonl``."""
     safe = (re.sub(r"[^\w.-]+", "_", name).strip("._") or "_" for name in (set_name, model))
     path = folder.joinpath(*safe).with_suffix(".jsonl")

@@ -10,7 +10,7 @@ import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from counterpoint.names import closest
 from counterpoint.plugins.arguments import Parser
@@ -109,7 +109,7 @@ def _read(file: str, name: str, parser: Parser) -> Line:
     return begun.of_run(arguments)
 
 
-def _load(file: str) -> Any:
+def _load(file: str) -> object:
     """Read JSON, or YAML by the name's ending, at a path or URL; raise ``ValueError`` with the fault in one line."""
     from ..store.folder import plain
     from ..store.transport import connect
@@ -133,7 +133,7 @@ def _load(file: str) -> Any:
         raise ValueError(f"cannot be read: {' '.join(str(error).split())}") from None
 
 
-def _words(content: Mapping[Any, Any], parser: Parser) -> list[str]:
+def _words(content: Mapping[object, object], parser: Parser) -> list[str]:
     """Return the words for flags in a file: ``epochs: 5``, ``objective: [hcl, adnce]``, ``cosine: true``."""
     known = {word.removeprefix("--"): action for word, action in parser._option_string_actions.items()}
     host: list[str] = []
@@ -163,16 +163,16 @@ class Begun(NamedTuple):
     name: str
     line: Line
 
-    def of_run(self, arguments: Mapping[str, Any]) -> Line:
+    def of_run(self, arguments: Mapping[str, object]) -> Line:
         """Return the words that train this run alone."""
         if not self.name.startswith("train "):
             return self.line
         where = domain(self.name.removeprefix("train "))
         own = [("seed", ["--seed", str(arguments["seed"])])]
         if arguments["objective"] is not None:
-            own.append(("objective", ["--objective", arguments["objective"]]))
+            own.append(("objective", ["--objective", str(arguments["objective"])]))
         if any(dest == where.dataset and len(group) > 2 for dest, group in self.line.groups):  # one of several
-            own.append((where.dataset, [f"--{where.dataset}", arguments["dataset"]]))
+            own.append((where.dataset, [f"--{where.dataset}", str(arguments["dataset"])]))
         rest = self.line.without(["seeds", *(dest for dest, _ in own)])
         return rest._replace(groups=[*rest.groups, *own])
 

@@ -45,13 +45,13 @@ INTRO = (
 class Usual:
     """The part of a domain that trains its usual runs, on the data that it has by default."""
 
-    QUICK: Mapping[str, Any] = {"epochs": 1}
+    QUICK: Mapping[str, object] = {"epochs": 1}
 
-    def __init__(self, name: str, denominator: str, **settings: Any) -> None:
+    def __init__(self, name: str, denominator: str, **settings: object) -> None:
         self.dataset, self.training = domain(name).default_dataset, domain(name).module("training")
         self.COMMON, self.SETTINGS = {"t": "0.2", "denominator": denominator}, settings
 
-    def cell(self, objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
+    def cell(self, objective: str | None, seed: int, **settings: object) -> dict[str, object]:
         """The cell of an objective; None for the encoder before training."""
         if objective is None:
             return self.training.untrained(self.dataset, seed, **settings)  # type: ignore[no-any-return]
@@ -74,7 +74,7 @@ def check(domain_name: str) -> None:
 
 def cells(
     domain_name: str, objectives: Mapping[str, str], seeds: Sequence[int], quick: bool = False
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Yield the cells of a domain: the encoder before training and every objective, with every seed."""
     runs = _runs(domain_name)
     if domain_name == PLANTED:
@@ -122,7 +122,7 @@ def command(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     seeds = range(arguments.seed, arguments.seed + arguments.seeds)
     objectives = ROWS if arguments.objective is None else {spec: spec for spec in arguments.objective}
-    grid: dict[str, list[dict[str, Any]]] = {}
+    grid: dict[str, list[dict[str, object]]] = {}
     notes: list[str] = []
     for name in arguments.domains:
         try:

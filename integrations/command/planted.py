@@ -8,7 +8,6 @@ pixels erased, and noise. The score is the share of new images whose nearest oth
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ def check() -> None:
     import sklearn.datasets  # noqa: F401
 
 
-def cells(objectives: Mapping[str, str], seeds: Sequence[int], quick: bool) -> Iterator[dict[str, Any]]:
+def cells(objectives: Mapping[str, str], seeds: Sequence[int], quick: bool) -> Iterator[dict[str, object]]:
     """Yield the cells of both data sets: the encoder before training, objectives, InfoNCE with known classes."""
     specs = {label: template.format(t="0.2", denominator="") for label, template in objectives.items()}
     rows = {"untrained encoder": None, **specs, KNOWN: "infonce:t=0.2"}

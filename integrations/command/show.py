@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from counterpoint.names import visible
 
@@ -65,7 +65,7 @@ def commands(runs: Sequence[Run]) -> tuple[list[str], dict[str, str]]:
     return list(lines), reasons
 
 
-def _shown(run: Run) -> dict[str, Any]:
+def _shown(run: Run) -> dict[str, object]:
     return {key: run.record[key] for key in SHOWN if run.record.get(key) not in (None, {})}
 
 

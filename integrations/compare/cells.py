@@ -20,8 +20,8 @@ def cell(
     settings: Settings,
     objective: str,
     seed: int,
-    **more: Any,
-) -> dict[str, Any]:
+    **more: object,
+) -> dict[str, object]:
     """Return the arguments of one run.
 
     Args:

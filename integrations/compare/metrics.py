@@ -13,7 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 from counterpoint.names import check_known, nearest
 
@@ -34,17 +35,11 @@ SERIES = ("csv", "text", "tensorboard", "output")  # of which there may be one i
 SCORES = "scores.json"  # what functions in the script's process have returned
 
 
-Values = list[tuple[int, Any]]  # steps, and what was written at each
+Values = list[tuple[int, str | float]]  # steps, and what was written at each
 
 
-class Metric(NamedTuple):
+class Metric(items.Source):
     """A number to read, as ``--help`` lists them: its ``kind``, the file, folder or function, and a name."""
-
-    kind: str
-    place: str
-    what: str
-    name: str
-    text: str
 
     @classmethod
     def parse(cls, text: str) -> Metric:
@@ -236,11 +231,11 @@ def _items(metric: Metric, written: Written) -> float:
     return float(measure(read.scores, read.gold).item())
 
 
-def _python(metric: Metric, written: Written) -> Any:
+def _python(metric: Metric, written: Written) -> object:
     return function(metric)(written.out)
 
 
-def _script(metric: Metric, written: Written) -> Any:
+def _script(metric: Metric, written: Written) -> object:
     scores = json.loads((written.out.parent / SCORES).read_text(encoding="utf-8"))
     if metric.text not in scores:
         raise KeyError("the script ran without it; --fresh runs it again")
@@ -253,7 +248,7 @@ _READERS |= dict.fromkeys(items.FORMS, _items)
 _READERS |= {"python": _python, "script": _script}
 
 
-def function(metric: Metric) -> Callable[[Any], Any]:
+def function(metric: Metric) -> Callable[[Path | ModuleType], object]:
     """Return the function that a metric calls; its file may import its neighbours."""
     file = Path(metric.place)
     spec = util.spec_from_file_location(f"_counterpoint_metric_{file.stem}", file)

@@ -110,7 +110,7 @@ def results(runs: Sequence[Run], own: Run) -> Iterator[list[str]]:
         yield [in_markdown(name), f"{value:.4g}", f"{fmean(values):.4g}", interval, str(len(values))]
 
 
-def without_folders(value: Any) -> Any:
+def without_folders(value: object) -> Any:
     """Replace the paths of this machine by the names of their files or folders, at any depth."""
     if isinstance(value, Mapping):
         return {key: without_folders(item) for key, item in value.items()}

@@ -12,15 +12,17 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..items import Items, read, relative
+from ..items import Items, Source, read, relative
 from ..store.run import Run
 from .statistics import FEWEST, MANY, Verdict, _verdicts
 from .summary import Report, digits, is_check, plural, usual_margin
 from .words import with_interval
+
+Floats = NDArray[np.float64]
 
 DRAWS = 4000
 CHUNK = 2**22  # entries of the weights computed at a time
@@ -64,7 +66,7 @@ class ItemReport:
             text += f", {missing} more items would tell"
         return text
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> dict[str, object]:
         """Return the report as plain JSON."""
         return {**asdict(self), "reading": [*self.sentences()]}
 
@@ -100,7 +102,7 @@ def compare_items(
     if not all(rows.values()):
         raise ValueError(f"{title}: expected a seed of {baseline} in every row.")
     count, rng = len(next(iter(scores[baseline].values()))), np.random.default_rng(0)
-    parts: dict[tuple[str, int], list[Any]] = {(row, seed): [] for row, own in scores.items() for seed in own}
+    parts: dict[tuple[str, int], list[Floats]] = {(row, seed): [] for row, own in scores.items() for seed in own}
     step = max(1, CHUNK // count)
     for start in range(0, draws, step):
         some = min(step, draws - start)
@@ -131,7 +133,7 @@ def compare_items(
     )
 
 
-def over_items(report: Report, source: Any, margin: float | None = None) -> Iterator[ItemReport]:
+def over_items(report: Report, source: Source, margin: float | None = None) -> Iterator[ItemReport]:
     """Compare the items that the runs of a report have written, in each of its data sets and settings."""
     for column in {(c.domain, c.dataset, c.setting): c for c in report.columns}.values():
         models = {
@@ -150,10 +152,10 @@ def _file(run: Run, place: str) -> Path:
     raise ValueError(f"{run.title}: no {place} in {folders[0]}; scores per item are written by the script.")
 
 
-def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[int, Any]], Any]:
+def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[int, Floats]], Floats | None]:
     """Return the scores of each row and seed in one order of the items, and the gold scores."""
     name, first = next((row, items) for row, own in models.items() for items in own.values())
-    scores: dict[str, dict[int, Any]] = {}
+    scores: dict[str, dict[int, Floats]] = {}
     for row, own in models.items():
         for seed, items in own.items():
             if odd := sorted({*items.ids} ^ {*first.ids}):
@@ -168,7 +170,7 @@ def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[
     return scores, first.gold
 
 
-def measure(scores: Any, gold: Any = None, weights: Any = None) -> Any:
+def measure(scores: Floats, gold: Floats | None = None, weights: Floats | None = None) -> Floats:
     """Compute the mean of the scores, or 100 times Spearman's correlation with ``gold``, for each row of weights.
 
     Args:
@@ -178,14 +180,16 @@ def measure(scores: Any, gold: Any = None, weights: Any = None) -> Any:
     """
     weights = np.ones((1, len(scores))) if weights is None else weights
     if gold is None:
-        return weights @ scores / weights.sum(1)
+        means: Floats = weights @ scores / weights.sum(1)
+        return means
     x, y = (_midranks(values, weights) for values in (scores, gold))
     x, y = (z - (weights * z).sum(1, keepdims=True) / weights.sum(1, keepdims=True) for z in (x, y))
     size = np.sqrt((weights * x**2).sum(1) * (weights * y**2).sum(1))
-    return 100 * np.divide((weights * x * y).sum(1), size, out=np.zeros_like(size), where=size > 0)
+    correlations: Floats = np.divide((weights * x * y).sum(1), size, out=np.zeros_like(size), where=size > 0)
+    return 100 * correlations
 
 
-def _midranks(values: Any, weights: Any) -> Any:
+def _midranks(values: Floats, weights: Floats) -> Floats:
     """Return the rank of each item among items that count as often as ``weights`` ``(draws, n)``; ties share one."""
     group = np.unique(values, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
@@ -193,7 +197,7 @@ def _midranks(values: Any, weights: Any) -> Any:
     return (sizes.cumsum(1) - sizes / 2)[:, group]
 
 
-def _both(found: Any, drawn: Any, count: int) -> tuple[float, float, int]:
+def _both(found: Floats, drawn: Floats, count: int) -> tuple[float, float, int]:
     """Return the mean difference, a standard deviation and a number of pairs that give the test of training again.
 
     ``found`` ``(seeds,)`` are differences, and ``drawn`` ``(seeds, draws)`` these on drawn items.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jinja2 import Environment, StrictUndefined  # torch itself requires it
 from markupsafe import Markup, escape
@@ -49,7 +49,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
     except ImportError as error:
         missing = str(error)
 
-    def draw(name: str, alt: str, height: float = 2.7, **content: Any) -> Markup:
+    def draw(name: str, alt: str, height: float = 2.7, **content: object) -> Markup:
         """Return the picture that a function of :mod:`.plots` draws; ``alt`` describes it."""
         drawing = figure(WIDE, height)
         axes = drawing.add_subplot()
@@ -96,7 +96,7 @@ def svg(drawing: Figure, alt: str, prefix: str) -> str:
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(alt)}" ', 1)
 
 
-def _origin(column: Column) -> dict[str, Any]:
+def _origin(column: Column) -> dict[str, object]:
     """Return how the runs came about: their commands, the settings that all share, notes on the data."""
     runs, first = column.runs, column.runs[0].arguments
     shared = {name: value for name, value in first.items() if all(run.arguments.get(name) == value for run in runs)}

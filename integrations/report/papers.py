@@ -16,6 +16,8 @@ from typing import Any
 
 import counterpoint as cp
 
+Table = Mapping[str, Any]  # JSON: a table of papers.json, one of its rows, or an objective
+
 
 @dataclass(frozen=True)
 class PaperNumber:
@@ -47,7 +49,7 @@ def paper_number(
     dataset: str,
     objective: str,
     metric: str = "accuracy",
-    arguments: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, object] | None = None,
     same_setup: bool = False,
 ) -> PaperNumber | None:
     """Return a paper's number for an objective on a data set, from the row that matches it most closely, or None.
@@ -65,7 +67,7 @@ def paper_number(
     'ADNCE, Table 10, GRAPHCL'
     """
     try:
-        target: Any = cp.objective(objective).to_dict()
+        target: Table | str = cp.objective(objective).to_dict()
     except ValueError:
         target = _plain(objective)
     given, best, number = arguments or {}, 0, None
@@ -107,16 +109,14 @@ def _content() -> dict[str, Any]:
     return json.loads(text)  # type: ignore[no-any-return]
 
 
-def _is_about(table: Mapping[str, Any], column: str, dataset: str, metric: str) -> bool:
+def _is_about(table: Table, column: str, dataset: str, metric: str) -> bool:
     name = table["datasets"].get(column) if "datasets" in table else table.get("dataset", dataset)
     metrics = table["metrics"]
     metrics = metrics.get(column, []) if isinstance(metrics, dict) else metrics
     return name is not None and _plain(name) == _plain(dataset) and _plain(metric) in map(_plain, metrics)
 
 
-def _same_setup(
-    table: Mapping[str, Any], row: Mapping[str, Any], target: Any, dataset: str, arguments: Mapping[str, Any]
-) -> bool:
+def _same_setup(table: Table, row: Table, target: Table | str, dataset: str, arguments: Mapping[str, object]) -> bool:
     """Return whether a run was trained and evaluated as the models of a table, as far as the paper says."""
     if (setup := table.get("setup")) is None:
         return False
@@ -125,7 +125,7 @@ def _same_setup(
     if isinstance(target, str):  # nothing is trained
         setup = {key: value for key, value in setup.items() if key not in ("epochs", "steps", "head")}
     else:
-        tuned = paper_settings(table["domain"], arguments.get("model") or dataset) or {}
+        tuned = paper_settings(table["domain"], str(arguments.get("model") or dataset)) or {}
         tuned = {"temperature" if key == "t" else key: value for key, value in tuned.items()}
         tuned = tuned if target["name"] == "adnce" else {}
         base = target.get("objective", target)
@@ -142,7 +142,7 @@ def _same_setup(
     return True
 
 
-def _matches(pattern: Any, target: Any) -> bool:
+def _matches(pattern: object, target: object) -> bool:
     """Return whether ``target`` has everything that ``pattern`` has; ``None`` matches anything."""
     if isinstance(pattern, dict):
         return isinstance(target, dict) and all(_matches(p, target.get(key)) for key, p in pattern.items())
@@ -153,7 +153,7 @@ def _matches(pattern: Any, target: Any) -> bool:
     return pattern is None or bool(pattern == target)
 
 
-def _size(pattern: Any) -> int:
+def _size(pattern: object) -> int:
     """Return how much a pattern says."""
     parts = pattern.values() if isinstance(pattern, dict) else pattern if isinstance(pattern, list) else ()
     return 1 + sum(map(_size, parts))

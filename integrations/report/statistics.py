@@ -12,8 +12,10 @@ from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from statistics import fmean, stdev
+from types import ModuleType
 from typing import Any, Literal
 
 from counterpoint.install import install
@@ -33,12 +35,11 @@ def available() -> bool:
     return find_spec("scipy") is not None
 
 
-def _stats() -> Any:
+def _stats() -> ModuleType:
     try:
-        from scipy import stats
+        return import_module("scipy.stats")
     except ImportError as error:
         raise ImportError(MISSING) from error
-    return stats
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ Judged = namedtuple("Judged", ["kind", "low", "high", "level", "p", "corrected"]
 
 
 def compare(
-    baseline: Mapping[Any, float], rows: Mapping[str, Mapping[Any, float]], margin: float = 0.0, *, test: bool = True
+    baseline: Mapping[int, float], rows: Mapping[str, Mapping[int, float]], margin: float = 0.0, *, test: bool = True
 ) -> dict[str, Verdict]:
     """Return the verdict on each row that shares a seed with the baseline; the rows are one family of tests.
 

@@ -192,7 +192,7 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
 
     Rows that train nothing, or another length on purpose, are in each part with which they agree in all other settings.
     """
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, object]] = {}
     members: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=_may_differ_in):
         settings = {key: value for key, value in run.arguments.items() if key not in IDENTIFYING}
@@ -256,10 +256,11 @@ def _row_names(runs: Iterable[Run]) -> dict[Path, str]:
     }
 
 
-def _other_arguments(run: Run) -> list[tuple[str, Any]]:
+def _other_arguments(run: Run) -> list[tuple[str, object]]:
     """Return the arguments of a run's objective that its name does not say."""
     spec = run.arguments["objective"] if run.arguments.get("label") else None
-    return sorted({"objective": spec, **{key: run.arguments.get(key) for key in OBJECTIVE[2:]}}.items())
+    others = {"objective": spec, **{key: run.arguments.get(key) for key in OBJECTIVE[2:]}}
+    return [(key, others[key]) for key in sorted(others)]
 
 
 def _resolve_baseline(baseline: str, rows: dict[Path, str], runs: Iterable[Run]) -> str:

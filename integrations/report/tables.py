@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from textwrap import wrap
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from counterpoint.names import visible
 
@@ -188,13 +188,13 @@ def _latex_row(texts: Iterable[str], bold: bool = False) -> str:
     return " & ".join(rf"\textbf{{{text}}}" if bold else text for text in safe) + r" \\"
 
 
-def plain(report: Report) -> dict[str, Any]:
+def plain(report: Report) -> dict[str, object]:
     """Return the report as plain JSON."""
     columns = []
     for column in report.columns:
         rows = []
         for row, cell in column.cells.items():
-            numbers: dict[str, Any] = {"row": row, "objective": cell.runs[0].arguments["objective"]}
+            numbers: dict[str, object] = {"row": row, "objective": cell.runs[0].arguments["objective"]}
             numbers |= {"n": len(cell.values), "mean": cell.mean, "sd": cell.sd, "best": cell.best}
             numbers["values"] = {str(seed): value for seed, value in sorted(cell.values.items())}
             numbers["difference"] = cell.difference and asdict(cell.difference)
@@ -205,5 +205,5 @@ def plain(report: Report) -> dict[str, Any]:
         head = {key: value for key, value in vars(column).items() if key != "cells"}
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]
-    data: dict[str, Any] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
+    data: dict[str, object] = finite({"columns": columns, "pooled": pooled, "notes": report.notes, "alpha": ALPHA})
     return data | ({"items": [one.plain() for one in report.items]} if report.items else {})

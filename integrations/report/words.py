@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from .statistics import FEWEST, MANY, Verdict
 from .summary import LOSS, Column, Pooled, listed, plural
@@ -49,7 +48,7 @@ def _range(ordered: Iterable[str]) -> str:
     return first if not rest or rest[-1] == first else f"{first} to {rest[-1].removeprefix('about ')}"
 
 
-def with_interval(difference: float, low: float, high: float, places: int = 1, **_: Any) -> str:
+def with_interval(difference: float, low: float, high: float, places: int = 1, **_: object) -> str:
     """Return a difference with its interval, if it has one."""
     write = partial(number, places=places) if low * high > 0 else f"{{:+.{places}f}}".format
     interval = "" if math.isnan(low) else f" [{write(low)}, {write(high)}]"

@@ -117,7 +117,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
     budget = arguments.budget // len(seeds)
     runs: dict[str, list[Run]] = {}
 
-    def cells(spec: str) -> list[dict[str, Any]]:
+    def cells(spec: str) -> list[dict[str, object]]:
         return [{**training.cell(dataset, spec, seed, **settings), "purpose": TUNING} for seed in seeds]
 
     def measure(specs: list[str]) -> Scores:
