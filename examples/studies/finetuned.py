@@ -7,12 +7,13 @@ with a seed that is not reported, among the same three, extended at an edge; "tw
 has the same batches in all rows. Tested by the nearest mean of an intent on the 3,080 test questions; intervals are
 over seeds, with these questions as given, and over seeds and new questions.
 
-"small" trains the last two layers on the first 24 word pieces, "paper" all of the model on whole questions.
+"small" trains the last two layers on the first 24 word pieces, "whole" all six, "paper" all on whole questions.
 The placebo is InfoNCE, its temperature chosen with other seeds. The guide is the encoder before training.
 
 The study resumes where it stopped: each run is a line of docs/finetuned/SIZE.jsonl, in order of importance.
 
   COUNTERPOINT_DATA=... python examples/studies/finetuned.py                   small: half a minute a run and core
+  COUNTERPOINT_DATA=... python examples/studies/finetuned.py --size whole      a minute and a half
   COUNTERPOINT_DATA=... python examples/studies/finetuned.py --size paper --device cuda
   python examples/studies/finetuned.py --report                                the differences so far
 """
@@ -45,7 +46,8 @@ from counterpoint.integrations.report.statistics import Verdict
 
 OUT = Path(__file__).parents[2] / "docs" / "finetuned"
 SEEDS, TEMPERATURES = 5, (0.05, 0.1, 0.2)
-SIZES = {"small": (2, 24, 100), "paper": (6, 128, 1000)}  # layers, word pieces, steps
+SIZES = {"small": (2, 24, 100), "whole": (6, 24, 100), "paper": (6, 128, 1000)}  # layers, word pieces, steps
+TRAINED = {"whole": "whole encoder", "small": "last two layers"}
 INTENTS, PAIRS, HARD = 5, 5, 2
 QUESTIONS = 3080  # of the test
 MADE = "made by `python examples/studies/finetuned.py --report`"
@@ -212,10 +214,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     done = {tuple(one["key"]): one for one in map(json.loads, lines)}
     if args.report:
-        lines = report(list(done.values()), OUT.parent / "results" / "finetuned.png")
-        if lines:
-            write(OUT.parent / "results.md", lines)
-        print("\n".join(lines) or "no row has three seeds yet")
+        lines = report(args.out, OUT.parent / "results" / "finetuned.png")
+        write(OUT.parent / "results.md", lines)
+        print("\n".join(lines))
         return
     args.out.mkdir(parents=True, exist_ok=True)
     study = Study(args.size, args.device)
@@ -257,9 +258,22 @@ def chosen(score: Callable[[float], float]) -> float:
     return best
 
 
-def report(runs: Sequence[dict[str, Any]], picture: Path | None = None) -> list[str]:
-    """Return a table for each kind of batch, of the seeds that all of its rows have finished, and draw the picture."""
-    lines, panels, done = [], {}, {tuple(run["key"]): run for run in runs}
+def report(folder: Path, picture: Path | None = None) -> list[str]:
+    """Return a table for each size and kind of batch, of rows that have finished all seeds, and draw the picture."""
+    lines: list[str] = []
+    panels: dict[str, dict[str, Verdict]] = {}
+    for size, trained in TRAINED.items():
+        if (path := folder / f"{size}.jsonl").exists():
+            runs = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            lines += tables(trained, {tuple(run["key"]): run for run in runs}, panels)
+    if picture is not None and panels:
+        differences.draw(panels, picture, placebo=PLACEBO)
+    return lines[1:]
+
+
+def tables(trained: str, done: dict[tuple[Any, ...], Any], panels: dict[str, dict[str, Verdict]]) -> list[str]:
+    """Return the tables of a size, and add its differences to those to draw."""
+    lines: list[str] = []
 
     def tuning(kind: str, row: Row) -> Callable[[float], float]:
         return lambda t: done[kind, row.spec, row.known, 1, t, row.tuning]["accuracy"]
@@ -283,8 +297,8 @@ def report(runs: Sequence[dict[str, Any]], picture: Path | None = None) -> list[
         items = {row: {seed: right(found[row, seed]["wrong"]) for seed in seeds} for row in rows}
         again = compare_items(kind, PLAIN, items, margin=0.5).again
         versus = compare(values, PLAIN, [PLACEBO] if PLACEBO in values else [])
-        panels[f"{kind} batches"] = {row: Verdict(**one) for row, one in versus.items()}
-        head = f"| {kind} batches, {len(seeds)} seeds | t | intent, nearest mean | minus InfoNCE "
+        panels[f"{trained}, {kind} batches"] = {row: Verdict(**one) for row, one in versus.items()}
+        head = f"| {trained}, {kind} batches, {len(seeds)} seeds | t | intent, nearest mean | minus InfoNCE "
         head += "| with new questions | verdict |"
         lines += ["", head, "|---|---|---|---|---|---|"]
         for row, numbers in values.items():
@@ -293,9 +307,7 @@ def report(runs: Sequence[dict[str, Any]], picture: Path | None = None) -> list[
                 gain = f"{one['difference']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]"
                 cells += f" {gain} | [{again[row].low:+.2f}, {again[row].high:+.2f}] | {said(row, versus)} |"
             lines.append(cells if one else cells + " | | |")
-    if picture is not None and panels:
-        differences.draw(panels, picture, placebo=PLACEBO)
-    return lines[1:]
+    return lines
 
 
 def said(row: str, versus: dict[str, dict[str, Any]]) -> str:
@@ -316,10 +328,10 @@ def right(wrong: Sequence[int]) -> Items:
 def write(page: Path, lines: Sequence[str]) -> None:
     """Put the question, the picture and the tables between the marks of the page."""
     question = (
-        "**Does a loss help when the encoder itself is fine-tuned?** MiniLM's last two layers, on 77 intents. In "
-        "topical batches one in six negatives is false, in mined ones two of three hard negatives are. Known intents "
-        "correct that. The guide is the encoder before training. The placebo is InfoNCE, tuned again. "
-        "The whole encoder has not been run."
+        "**Does a loss help when the encoder itself is fine-tuned?** MiniLM on 77 intents, all of it or its last "
+        "two layers. In topical batches one in six negatives is false, in mined ones two of three hard negatives are. "
+        "Known intents correct that. The guide is the encoder before training. The placebo is InfoNCE, tuned again. "
+        "Rows that have not finished all seeds are left out."
     )
     command = "    COUNTERPOINT_DATA=... python examples/studies/finetuned.py        # continues where it stopped"
     body = "\n".join([question, "", "![Differences with intervals](results/finetuned.png)", "", *lines, "", command])
