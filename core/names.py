@@ -3,19 +3,29 @@
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
+from typing import Any, TypeVar
+
+Init = TypeVar("Init")
+
+TEMPERATURE = ' The objective has it: "infonce:t=0.05", which is scale=20.'
 
 # what other libraries call an objective, in small letters, without "loss": its name in specs, and the call in Python
 ELSEWHERE = {
     **dict.fromkeys(
-        ("ntxent", "simclr", "moco", "clip", "npairs", "crossentropy", "mnrl", "multiplenegativesranking"),
+        ("ntxent", "simclr", "moco", "clip", "npairs", "crossentropy", "mnrl", "multiplenegativesranking", "grace"),
         ("infonce", "InfoNCE(temperature)(z1, z2)"),
     ),
+    **dict.fromkeys(
+        ("cachedmultiplenegativesranking", "cachedmnrl"), ("infonce", "InfoNCE(temperature)(z1, z2), with gradcache")
+    ),
+    "gistembed": ("infonce", "InfoNCE(temperature)(z1, z2, false_negatives=margin(0), guide=(g1, g2))"),
+    "graphcl": ("infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2, pairing="one_way")'),
     **dict.fromkeys(("sigliploss", "sigmoidloss"), ("siglip", "SigLIP(temperature, bias)(z1, z2)")),
     **dict.fromkeys(("supconloss", "supervisedcontrastive"), ("supcon", "SupCon(temperature)(z1, z2, labels=labels)")),
     **dict.fromkeys(
@@ -44,7 +54,7 @@ OBJECTIVES = {
 def closest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message that suggests the closest known name, or nothing."""
     spelled, name = {option.lower(): option for option in known}, name.lower()
-    name = "temperature" if name == "tau" else name
+    name = {"tau": "temperature", "tau_plus": "prior"}.get(name, name)
     close = get_close_matches(name, spelled, n=1, cutoff=0.65 if name[2:] else 0.5)
     close = close or [option for option in spelled if name[1:] and name in option]
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
@@ -69,6 +79,22 @@ def check_known(what: str, value: Any, known: Collection[Any], error: Callable[[
     """Raise ``error``, a message that begins with ``what`` and suggests the closest, unless ``value`` is known."""
     if value not in known:
         raise error(f"{what} {value!r}.{nearest(str(value), known)}")
+
+
+def checked_options(init: Init) -> Init:
+    """Let an ``__init__`` name the closest option for one of the host's, and say where a temperature goes."""
+    call: Any = init
+    code = call.__code__
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(call)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        for name in options.keys() - set(known):
+            hint = TEMPERATURE if name in ("temperature", "t", "tau", "scale") else ""
+            raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}{nearest(name, known)}")
+        call(self, *args, **options)
+
+    return checked  # type: ignore[return-value]
 
 
 def unknown_objective(name: str, classes: Mapping[str, str]) -> str:

@@ -58,7 +58,8 @@ def check_names(text: str) -> None:
 
 def _refuse_list(text: str) -> None:
     if names := _LIST.match(text):
-        raise SpecError("unexpected ',': separate several objectives by spaces", text, names.start(1))
+        hint = "parameters follow a colon, as in hcl:t=0.1" if "=" in text else "separate several objectives by spaces"
+        raise SpecError(f"unexpected ',': {hint}", text, names.start(1))
 
 
 def value(text: str) -> Any:

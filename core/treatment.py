@@ -417,6 +417,8 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
     rules: list[str] = []
     for item in items:
         name, equals, value = (part.strip() for part in item.partition("="))
+        if equals and name not in (*TOLD, *RULES) and name in getattr(as_objective(head, like), "hyper", ()):
+            raise ValueError(f"treatment: {name} is the objective's, behind a comma: {head.strip()},{name}={value}.")
         check_known("treatment: unknown item", name, (*TOLD, *RULES))
         if name in RULES:
             rules.append(f"{name}({value})")

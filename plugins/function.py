@@ -76,7 +76,7 @@ class _Replaced:
         parts = [part.strip() for part in match[2].split(",") if part.strip()] if match else []
         named = dict(part.replace(" ", "").split("=", 1) for part in parts if "=" in part)
         views = tuple(part for part in parts if "=" not in part)
-        if match is None or not views:
+        if match is None or not views or ":" not in match[1]:
             raise SeamError(
                 f"--replace {text!r}: expected FILE:FUNCTION(a, b) with the parameters that are embeddings, as in "
                 '"losses.py:NTXent.forward(z_i, z_j)"'

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint.names import checked_options
 from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import unit, widen
@@ -62,6 +63,7 @@ class ContrastiveLoss(nn.Module):
     >>> loss = criterion(projection(x0), projection(x1))  # doctest: +SKIP
     """
 
+    @checked_options
     def __init__(
         self,
         objective: Objective | str,

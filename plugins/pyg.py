@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint.names import checked_options
 from counterpoint.objective import Objective, as_objective
 from counterpoint.vectors import unit, widen
 
@@ -54,6 +55,7 @@ class ContrastiveLoss(nn.Module):
     torch.Size([])
     """
 
+    @checked_options
     def __init__(self, objective: Objective | str, pairing: str | None = None) -> None:
         super().__init__()
         self.objective: Objective = as_objective(objective)
@@ -91,6 +93,7 @@ def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tupl
         views: ``(rows, width)``, one tensor per view.
         nodes: per view ``(rows,)`` integers, which node each row is; if a node has several rows, the first one counts.
     """
+    nodes = (nodes,) if isinstance(nodes, Tensor) else nodes
     if not all(isinstance(n, Tensor) and n.dim() == 1 and n.dtype in _INTEGERS for n in nodes):
         got = ", ".join(f"{n.dtype} of {tuple(n.shape)}" if isinstance(n, Tensor) else type(n).__name__ for n in nodes)
         raise ValueError(

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.names import nearest
+from counterpoint.names import checked_options, nearest
 from counterpoint.objective import Objective, as_objective
 from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
@@ -113,6 +113,7 @@ class ContrastiveLoss(nn.Module):
     >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
     """
 
+    @checked_options
     def __init__(
         self,
         model: Any,

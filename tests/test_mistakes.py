@@ -15,6 +15,7 @@ from documents import ROOT
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import main
+from counterpoint.plugins import lightly, pyg, sentence_transformers
 from counterpoint.plugins.logits import ContrastiveLoss
 
 A, B = torch.randn(8, 16), torch.randn(8, 16)
@@ -46,6 +47,13 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     'LOSS(A, B, pairing="oneway")': "'oneway'. Did you mean 'one_way'",
     "cp.MultipleNegativesRankingLoss": r"here it is cp.InfoNCE\(temperature\)\(z1, z2\)",
     "cp.TripletLoss": r"here it is .*negatives=negative",
+    "cp.CachedMultipleNegativesRankingLoss": r"here it is cp.InfoNCE\(temperature\)\(z1, z2\), with gradcache",
+    "cp.GISTEmbedLoss": r"false_negatives=margin\(0\), guide=\(g1, g2\)",
+    "st.ContrastiveLoss(MODEL, scale=20)": "'scale'. The objective has it: \"infonce:t=0.05\", which is scale=20",
+    "st.ContrastiveLoss(MODEL, direction=('query_to_doc',))": "'direction'. Did you mean 'directions'",
+    "st.ContrastiveLoss('infonce:t=0.05', MODEL)": "expected a SentenceTransformer, got str; the objective",
+    "st.ContrastiveLoss(MODEL, 'hcl:t=host')": "t=host is for `counterpoint inject`",
+    "inject sentence-transformers -- train.py": "Did you mean 'sentence_transformers'",
     "train sentence": "are required: --data",
     "train sentence --data nowhere.txt": "nowhere.txt: no such file",
     "train sentence --data empty": "empty: expected a file of .txt, .csv",
@@ -91,6 +99,11 @@ VISION = {  # trains with lightly or Lightning
     "cp.InfoNCE(torch.tensor(0.1))": r"To train a number, pass a Learned\(...\)",
     "cp.HCL(prior=10)": "finite number with 0 <= prior < 1, got 10",
     "cp.NTXentLoss(0.1)": r"here it is cp.InfoNCE\(temperature\)\(z1, z2\)",
+    "lightly.ContrastiveLoss(temperature=0.5)": "'temperature'. The objective has it: \"infonce:t=0.05\"",
+    "lightly.ContrastiveLoss('infonce', memory_bank=4096)": "'memory_bank'. Did you mean 'memory_bank_size'",
+    "cp.HCL(tau_plus=0.1)": "'tau_plus'. Did you mean 'prior'",
+    "cp.objective('ntxent:t=0.5')": "'ntxent'. Did you mean 'infonce'",
+    "inject lightly --objective hcl,t=0.5 -- train.py": "unexpected ',': parameters follow a colon, as in hcl:t=0.1",
     "cp.log_reports(torch.nn.Linear(2, 2), print)": "Linear contains no objective of counterpoint",
     "train image --data cifar": "'cifar' is neither a data set nor a folder. Did you mean 'cifar10'",
     "train image --data cifar10 --root nowhere": "--root: nowhere is not a folder",
@@ -119,6 +132,13 @@ GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "cp.objective('hcl:t=.1 + dp*0.1')": r"unexpected '\*'",
     "cp.objective('host; duplicate')": "unknown objective 'host'|unknown item 'duplicate'",
     "cp.objective(0.1)": "expected a spec string, got 0.1",
+    "pyg.ContrastiveLoss('infonce', tau=0.2)": "'tau'. The objective has it: \"infonce:t=0.05\"",
+    "pyg.ContrastiveLoss('infonce', pairings='one_way')": "'pairings'. Did you mean 'pairing'",
+    "pyg.ContrastiveLoss('infonce')(A, B, nodes=torch.ones(8).bool())": r"each view, got torch.bool of \(8,\)",
+    "pyg.ContrastiveLoss('adnce:t=0.2;mu=0.7')": "mu is the objective's, behind a comma: adnce:t=0.2,mu=0.7",
+    "pyg.ContrastiveLoss('grace:t=0.4')": "'grace'. Did you mean 'infonce'",
+    "cp.GraphCL": r'here it is .*denominator="negatives".*pairing="one_way"',
+    "inject function --replace info_nce(z1,z2) -- train.py": r"expected FILE:FUNCTION\(a, b\)",
     "cp.HCL(bta=1)": "'bta'. Did you mean 'beta'",
     "train graphs": "'graphs'. Did you mean 'graph'",
     "train graph infonce": "unexpected 'infonce'",
@@ -150,6 +170,11 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
     "cp.Learned(-1)": "expected low <= init <= high, got init=-1",
     "cp.infonce": "Did you mean 'InfoNCE'",
     "setattr(LOSS, 'temperature', 0.2)": r"is frozen: use .replace\(temperature=...\)",
+    "version": "unknown command 'version'.*\nsee counterpoint --help",
+    f"{BOTH} --metric accuracy {SCRIPT}": "expected KIND:..., such as json:FILE:KEY, got 'accuracy'",
+    f"{BOTH} --set-seed {METRIC}": "Expected one way, got 2: --seed-flag",
+    f"{BOTH} --jobs 0 {METRIC}": "expected a whole number of at least 1, got '0'",
+    f"compare auto {METRIC} --objective host hcl": "expected two or more, such as host hcl:t=0.1, got none",
     "trian graph": "'trian'. Did you mean 'train'",
     "evaluate graph": "'evaluate'. Did you mean 'eval'",
     "doctor --jsn": "unknown flag --jsn. Did you mean '--json'",
@@ -197,6 +222,7 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
 USERS = {"retrieval": RETRIEVAL, "vision": VISION, "graphs": GRAPHS, "deciding": DECIDING}
 ROWS = [(user, mistake) for user, mistakes in USERS.items() for mistake in mistakes]
 NAMES = {"cp": cp, "torch": torch, "ContrastiveLoss": ContrastiveLoss, "CRITERION": CRITERION}
+NAMES |= {"lightly": lightly, "pyg": pyg, "st": sentence_transformers, "MODEL": torch.nn.Identity()}
 NAMES |= {"LOSS": LOSS, "A": A, "B": B, "LABELS": LABELS}
 
 
