@@ -13,7 +13,8 @@ from counterpoint.vectors import widen
 
 from .call import Call
 from .finder.frames import frames
-from .gradient import CHANGED, ROUNDING, Once, Replaced, digits, own_loss, precision_of
+from .finder.recognise import digits
+from .gradient import CHANGED, ROUNDING, Once, Replaced, own_loss, precision_of
 from .host import OWN_LOSS, Seam, SeamError, world_size
 from .sites import names_at
 

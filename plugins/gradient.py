@@ -27,7 +27,7 @@ from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .finder.recognise import UNDERFLOW, positives_by_gradient
+from .finder.recognise import UNDERFLOW, digits, positives_by_gradient
 from .host import DifferenceError, Seam, SeamError, is_first_process
 
 CHANGED = "were changed in place after the loss had taken them"
@@ -36,7 +36,6 @@ ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch
 LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
 CROSS_ENTROPY = "infonce:t=host"  # of scaled logits, whose gradient is softmax minus one-hot whatever the scale is
-NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
 
 
 def precision_of(tensors: Iterable[object]) -> torch.dtype:
@@ -143,11 +142,6 @@ class Replaced(ABC):
         if not seam.options.get("allow_drift"):
             raise DifferenceError(f"{message}. {seam.if_wrong}")
         seam.notes[f"{self.where}, allowed"] = message
-
-
-def digits(value: float) -> float:
-    """Return the share of digits of a loss's gradient: one near zero is a difference of nearly equal numbers."""
-    return min(1.0, abs(value) / NEAR_ZERO)
 
 
 class Logits(Replaced):

@@ -19,7 +19,7 @@ from .exponentials import judge_exponentials
 from .functions import function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import UNDERFLOW, at_scale, columns, differentiate
+from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits
 from .records import Finding
 from .told import told
 from .watch import Sink, Watch
@@ -155,8 +155,9 @@ def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tens
     if sink.kind == "cross entropy":
         finding["value_difference"] = relative(value * times, float(sink.output.detach().double().sum()))
     finding["gradient_difference"] = float((got * times - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
-    near = finding.get("value_difference", 0) < tolerance_of(sink.x)
-    finding["ours"] = near and finding["gradient_difference"] < 1e-3
+    share = max(digits(value), FEWEST)
+    near = share * finding.get("value_difference", 0) < tolerance_of(sink.x)
+    finding["ours"] = near and share * finding["gradient_difference"] < 1e-3
 
 
 def _find_margin(finding: Finding, sink: Sink) -> None:

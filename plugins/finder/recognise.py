@@ -17,9 +17,16 @@ from torch import Tensor
 from counterpoint.objective import Objective, objective
 
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
+NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
+FEWEST = 0.03  # share of digits with which forms are told apart
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
 SINGLE = ("infonce", "infonce:denominator=negatives")
 SEVERAL = ("supcon", "nca:estimator=g0", "supcon:average=inside")  # other losses where anchors have several positives
+
+
+def digits(value: float) -> float:
+    """Return the share of digits of a loss's gradient: one near zero is a difference of nearly equal numbers."""
+    return min(1.0, abs(value) / NEAR_ZERO)
 
 
 def at_scale(spec: str, scale: float) -> Objective:
@@ -78,7 +85,12 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
     if not rows.any() or x.shape[1] < 2:
         return None
     positives = positives_by_gradient(x, gradient, tolerance)
-    if not bool((positives.any(1) & (used & ~positives).any(1))[rows].all()):
+    negatives = used & ~positives
+    known = positives.any(1) & negatives.any(1)
+    if known.any():  # nor has one whose probability is rounded to one
+        weights = (gradient * negatives).sum(1) / (x.softmax(1) * negatives).sum(1)
+        rows &= known | (largest > 1e-3 * tolerance * weights[known].max())
+    if not bool(known[rows].all()):
         return None
     return _best(x[rows], gradient[rows], positives, used, rows, way, tolerance)
 
@@ -159,7 +171,8 @@ def _choose(
     forms = []
     for name, loss in losses.items():
         value, expected = differentiate(loss, x)
-        forms.append(Form(name, *how, value, *fit(gradient, expected), []))
+        errors = (max(digits(value), FEWEST) * error for error in fit(gradient, expected))
+        forms.append(Form(name, *how, value, *errors, []))
     close = (form for form in forms if form.error <= tolerance or (form.by_row <= tolerance and form.error <= UNEVEN))
     fitting = sorted(close, key=lambda form: form.error)
     if not fitting:
