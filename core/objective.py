@@ -21,7 +21,7 @@ from .batch.batch import Batch
 from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
 from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction, View
-from .batch.pairings import check_guide, check_use, scores_of
+from .batch.pairings import check_guide, check_use, scores_of, uses_guide
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
@@ -29,6 +29,7 @@ from .engine.distributed import Gather
 from .hyper import Choice, Flag, Hyper, Numbers, Parametrized, Real, warn_of_scales
 from .names import check_known, kind
 from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
+from .vectors import widen
 
 OF_HOST = ("temperature", "denominator")  # those of another loss are the defaults in its place
 
@@ -214,6 +215,7 @@ class Objective(Parametrized):
         empty: Literal["error", "warn", "zero"] = "error",
         log_q: Tensor | None = None,
         guide: Tensor | None = None,
+        targets: Tensor | None = None,
         reduction: Reduction = "mean",
     ) -> Tensor:
         """Compute the loss of logits, as cross entropy takes them.
@@ -231,16 +233,20 @@ class Objective(Parametrized):
             empty: what rows are whose keys are all masked, and a batch without any positive: an ``error``, or of
                 loss ``zero``, as for cross entropy.
             log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
-            guide: another model's similarities, of the shape of ``logits``: soft targets. For targets ``w`` of your own
-                give ``w.log()`` to ``cp.SoftTargets(t, tau=1)``; minus infinity is a target of zero.
+            guide: another model's similarities, of the shape of ``logits``: soft targets of ``cp.SoftTargets``.
+            targets: soft targets of the shape of ``logits``, for any objective: the similarity of an anchor's positive
+                is the mean of all keys' by these. ``labels``, by default the largest target's columns, say which key
+                is no negative, and is in the denominator. To ``cp.SoftTargets`` their logarithms are the guide.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
         check_use(guide, self)
+        if targets is not None and guide is None and uses_guide(self):
+            guide = widen(targets).log()
         follows = any(isinstance(part, FromHost) and part.name == "temperature" for part in self.modules())
         if isinstance(scale, Tensor) and scale.requires_grad and not follows:
             own = "scale= is trained, but has no gradient beside a temperature of the objective's own"
             warnings.warn(f'{self}: {own}: temperature="host" (t=host) is one over the scale.', stacklevel=2)
-        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q, guide)
+        batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q, guide, targets)
         with at_scale(scale, bias):
             loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss

@@ -178,7 +178,7 @@ class Treatment(Wrapper):
             mask, tally, options = self._allowed(pos, neg, masks[0] if masks else None, options)
             args = pos, neg, mask
         elif call == "from_logits":
-            names = ("ids", "classes", "guide", "duplicates", "log_q")
+            names = ("ids", "classes", "guide", "duplicates", "log_q", "targets")
             known: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
             logits, *labels = *args, *([options.pop("labels")] if "labels" in options else [])
             scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
@@ -233,6 +233,7 @@ class Treatment(Wrapper):
         for name, value in self.told.items():
             if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
                 raise self._missing(name)
+        labels = known["targets"].argmax(-1) if labels is None and known.get("targets") is not None else labels
         if not (self.told or self.rules):
             return logits, labels, None
         with torch.no_grad():
@@ -309,9 +310,9 @@ class Treatment(Wrapper):
         return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
 
     def _of_objective(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that the objective takes at logits: weights, and a guide of soft targets."""
-        names = ("log_q", "guide") if uses_guide(self.objective) else ("log_q",)
-        return {name: known.get(name) for name in names}
+        """Return the options that the objective takes at logits: weights, soft targets, and a guide of these."""
+        guides = uses_guide(self.objective) and ("guide" in self.told or known.get("targets") is None)
+        return {name: known.get(name) for name in ("log_q", "targets", *(["guide"] * guides))}
 
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")

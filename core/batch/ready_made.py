@@ -114,6 +114,7 @@ def scores_from_logits(
     empty: str,
     log_q: Tensor | None = None,
     guide: Tensor | None = None,
+    targets: Tensor | None = None,
 ) -> Scores:
     """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
 
@@ -127,9 +128,10 @@ def scores_from_logits(
     if logits.shape[-1] < 2 and empty == "error":
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
     scale = _scale(scale)
-    if guide is not None and checks.require_float(guide, "guide").shape != logits.shape:
-        raise ValueError(f"guide: expected similarities {checks.shape(logits)}, got {checks.shape(guide)}.")
-    labels = _labels_of(logits, labels)
+    for x, what in ((guide, "guide: expected similarities"), (targets, "targets: expected numbers")):
+        if x is not None and checks.require_float(x, what.partition(":")[0]).shape != logits.shape:
+            raise ValueError(f"{what} {checks.shape(logits)}, got {checks.shape(x)}.")
+    labels = _labels_of(logits, labels if targets is None or labels is not None else targets.argmax(-1))
     logits = logits.flatten(0, -2)
     # 1. which keys are masked (a comparison with NaN is False, so that NaN is reported below)
     masked: Tensor | None = None
@@ -178,9 +180,9 @@ def scores_from_logits(
     neg.valid = valid
     of_positives: Tensor | None = None
     if guide is not None:
-        targets = _targets(guide.flatten(0, -2) if rows is None else guide.flatten(0, -2)[rows])
-        neg.guide = MatrixNegatives(targets)
-        of_positives = targets if labels.dtype == torch.bool else targets.gather(1, labels)
+        graded = _targets(guide.flatten(0, -2) if rows is None else guide.flatten(0, -2)[rows])
+        neg.guide = MatrixNegatives(graded)
+        of_positives = graded if labels.dtype == torch.bool else graded.gather(1, labels)
     if labels.dtype == torch.bool:
         error = "labels: expected a positive in at least one row, got none." if empty == "error" else ""
         pos_mask, with_positives = counted_positives(labels, s.dtype, error)
@@ -188,7 +190,19 @@ def scores_from_logits(
         pos = s
     else:
         pos, pos_mask = s.gather(1, labels), None
-    return Scores(pos, neg, pos_mask, "logits", guide_pos=of_positives, anchor_factor=anchors, rows=rows, share=share)
+    scores = Scores(pos, neg, pos_mask, "logits", guide_pos=of_positives, anchor_factor=anchors, rows=rows, share=share)
+    if targets is None:
+        return scores
+    if pos_mask is not None:
+        raise ValueError("targets: expected labels= to be one column per row, got several positives.")
+    w = widen(targets.detach().flatten(0, -2))
+    if checks.wanted(w) and not bool((w >= 0).all()):
+        raise ValueError("targets: expected numbers of 0 or more.")
+    w = w if rows is None else w[rows]
+    w = w if masked is None else w.masked_fill(masked, 0.0)
+    scores.pos = (w * s).sum(1, keepdim=True) / w.sum(1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
+    scores.denominator_pos = scores.v = pos
+    return scores
 
 
 def _scale(scale: object) -> float | Tensor:
@@ -228,7 +242,7 @@ def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:
         if checks.wanted(labels) and bool(((labels != 0) & (labels != labels.amax(1, keepdim=True))).any()):
             raise ValueError(
                 "labels: expected zero, or one number for all positives of a row (one-hot), got several: targets that "
-                "are neither positives nor negatives (label smoothing, distillation) are a guide= of cp.SoftTargets."
+                "are neither positives nor negatives (label smoothing, distillation) are targets=."
             )
         return labels > 0
     if labels.dtype == torch.bool:

@@ -43,7 +43,8 @@ class SoftTargets(Objective, name="soft"):
     weight: Choice[Weight] = Choice(*get_args(Weight), default="softmax", kw_only=True, doc="See above.")
 
     def losses(self, scores: Scores) -> Tensor:
-        t, neg, pos = self.temperature, scores.neg, scores.pos
+        t, neg = self.temperature, scores.neg
+        pos = scores.pos if scores.v is None else scores.v  # with targets=, which are the guide
         guide_pos = pos.detach() if scores.guide_pos is None else scores.guide_pos
         log_sum = torch.logaddexp(neg.logsumexp(lambda s: s / t), scores.positives_logsumexp(pos / t))
 

@@ -163,3 +163,111 @@ def test_two_processes_are_one(tmp_path):
     for pairing, (loss, gradient) in one.items():
         torch.testing.assert_close(sum(found[pairing][0] for found in two) / 2, loss)
         torch.testing.assert_close(torch.cat([found[pairing][1] for found in two], 1) / 2, gradient)
+
+
+NEED_EMBEDDINGS = ("sogclr", "isogclr", "matryoshka")
+
+
+def spec_of(name):
+    return f"{name}(infonce)" if issubclass(cp.registry[name], cp.Wrapper) else name
+
+
+@pytest.fixture
+def soft():
+    """Logits of scale 3, some of them masked, and targets that have zeros."""
+    torch.manual_seed(0)
+    logits = (2 * torch.randn(2, 5, 9)).double()
+    logits[0, 1, 7] = logits[1, 3, 4] = -torch.inf
+    targets = torch.randn(2, 5, 9).double().softmax(-1).masked_fill(logits.isinf(), 0.0)
+    targets[0, 3, :4] = 0
+    return logits.requires_grad_(), targets / targets.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "infonce:t=0.5",
+        "infonce:t=host",
+        "soft:t=0.5,tau=1",
+        "dcl:t=0.5,prior=0",
+        "hcl:t=0.5,beta=0,prior=0",
+        "adnce:t=0.5,sigma=1e6",
+        "0.3*infonce:t=0.5 + 0.7*soft:t=0.5,tau=1",
+        "infonce:t=0.5; margin=-90",
+        "soft:t=0.5,tau=1; margin=-90",
+    ],
+)
+def test_targets_of_the_family_of_infonce_are_those_of_cross_entropy(soft, spec):
+    """Value and gradient, whatever the scale of the targets; keys that are masked have no target."""
+    logits, targets = soft
+    scaled = logits if "host" in spec else logits / 3 / 0.5
+    wanted = -(scaled.log_softmax(-1).masked_fill(logits.isinf(), 0.0) * targets).sum(-1)
+    found = cp.objective(spec).from_logits(logits, targets=7 * targets + logits.isinf(), scale=3.0, reduction="none")
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    ours, theirs = (torch.autograd.grad(x.mean(), logits)[0].nan_to_num() for x in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted({*cp.registry} - {*NEED_EMBEDDINGS, "soft"}))
+def test_one_target_is_one_positive_for_every_objective(soft, name):
+    if cp.objective(spec_of(name)).needs:
+        pytest.skip("needs adversarial or mixed views")
+    logits, labels = soft[0], soft[1].argmax(-1)
+    one = torch.zeros_like(soft[1]).scatter(-1, labels.unsqueeze(-1), 0.5)
+    soft_, hard = cp.objective(spec_of(name)), cp.objective(spec_of(name))
+    known = {"scale": 3.0, "empty": "zero"}
+    found, wanted = soft_.from_logits(logits, targets=one, **known), hard.from_logits(logits, labels, **known)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    ours, theirs = (torch.autograd.grad(x, logits)[0] for x in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    reports = (
+        soft_.report(logits, call="from_logits", targets=one, **known),
+        hard.report(logits, labels, call="from_logits", **known),
+    )
+    assert reports[0] == pytest.approx(reports[1], nan_ok=True)
+
+
+def test_the_positive_is_the_mean_of_the_keys_by_the_targets():
+    """Of similarities 1 and 0 with targets .6 and .4; the key of the largest target is in the denominator."""
+    logits, targets = torch.tensor([[1.0, 0.0, -1.0]]).double(), torch.tensor([[0.6, 0.4, 0.0]]).double()
+    scores = torch.tensor([0.0, -1.0]).double().exp().sum()
+    mass = scores + torch.tensor(1.0).double().exp()
+    found = cp.objective("infonce:t=1").from_logits(logits, targets=targets)
+    torch.testing.assert_close(found, mass.log() - 0.6)
+    found = cp.objective("infonce:t=1,denominator=negatives").from_logits(logits, targets=targets)
+    torch.testing.assert_close(found, scores.log() - 0.6)
+    found = cp.objective("infonce:t=1").from_logits(logits, torch.tensor([1]), targets=targets)
+    torch.testing.assert_close(found, mass.log() - 0.6)
+
+
+def test_a_guide_of_a_treatment_replaces_the_targets(soft):
+    logits, targets = soft
+    logits, targets = logits[1:, :3], targets[1:, :3]
+    guide = torch.randn(1, 3, 9).double()
+    told = cp.treatment("soft:t=1,tau=1; guide=teacher").from_logits(logits, targets=targets, guide=guide)
+    torch.testing.assert_close(told, -(guide.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean())
+
+
+def test_rows_that_do_not_count_and_compiled_code(soft):
+    logits, targets = soft[0][1, :3].detach(), soft[1][1, :3]
+    loss_fn = cp.objective("hcl:t=0.5")
+    some = loss_fn.from_logits(logits, torch.tensor([2, -100, 0]), targets=targets)
+    torch.testing.assert_close(some, loss_fn.from_logits(logits[::2], torch.tensor([2, 0]), targets=targets[::2]))
+    step = torch.compile(lambda x, w: loss_fn.from_logits(x, targets=w), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(step(logits, targets), loss_fn.from_logits(logits, targets=targets))
+
+
+@pytest.mark.parametrize(
+    ("labels", "targets", "why"),
+    [
+        (None, -torch.ones(3, 4), "targets: expected numbers of 0 or more"),
+        (None, torch.ones(3, 4) * torch.nan, "targets: expected numbers of 0 or more"),
+        (None, torch.ones(3, 5), r"targets: expected numbers \(3, 4\), got \(3, 5\)"),
+        (torch.eye(3, 4).bool(), torch.ones(3, 4), "targets: expected labels= to be one column per row"),
+    ],
+)
+def test_targets_that_are_refused(labels, targets, why):
+    with pytest.raises(ValueError, match=why):
+        cp.InfoNCE().from_logits(torch.randn(3, 4), labels, targets=targets)
+    with pytest.raises(TypeError, match="targets"):
+        cp.InfoNCE().from_logits(torch.randn(3, 4), targets=torch.ones(3, 4).long())
