@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.objective import Objective
 from counterpoint.values import FromHost
+from counterpoint.vectors import widen
 
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
@@ -19,8 +20,8 @@ from .scales import Scales
 from .sites import Site, caller, is_file, is_own, named, names_at, place
 
 HOW = (
-    "--positives diagonal, half, neighbor, a column's number, the name of a tensor of columns at the site, or "
-    "gradient, by which they are told from negatives"
+    "--positives diagonal, half, neighbor, a column's number, the name of a tensor of columns or soft targets at the "
+    "site, or gradient, by which they are told from negatives"
 )
 OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = ("logsigmoid",)
@@ -147,8 +148,8 @@ def _labeled(
         if site is None:
             return original(input, *args, **kwargs)
         given = signature.bind(input, *args, **kwargs).arguments
-        if given.get("weight") is not None or given.get("label_smoothing"):
-            raise SeamError(f"logits: class weights and label smoothing at {where} have no counterpart in an objective")
+        if given.get("weight") is not None:
+            raise SeamError(f"logits: class weights at {where} have no counterpart in an objective")
         if calls.sites[site] is not None and log_softmaxes is not None:
             return original(input, *args, **kwargs)  # its log_softmax has these positives
         if calls.sites[site] is not None and not known and len(calls.sites) == 1:
@@ -157,10 +158,13 @@ def _labeled(
         several = target.shape == input.shape and target.is_floating_point()  # numbers for every column
         keys = 1 if input.dim() > 2 else -1  # classes are at dimension 1
         positives = target.movedim(keys, -1) if several else target
-        own = "supcon:t=host" if several else "infonce:t=host"
         options = {"ignore_index": int(given.get("ignore_index", -100))}
+        targets = targets_of(positives, input.movedim(keys, -1), given.get("label_smoothing", 0.0), **options)
+        own = "infonce:t=host" if targets is not None or not several else "supcon:t=host"
         if log_softmaxes is None:
-            call = calls.logits(site, frame, where, input, positives, own, keys=keys, options=options)
+            positives = positives if targets is None else columns_of(targets, **options)
+            how = {"keys": keys, "options": options, "targets": targets}
+            call = calls.logits(site, frame, where, input, positives, own, **how)
             return original(input if call is None else call(input), *args, **kwargs)
         pending, taken = log_softmaxes.pop(input, (None, None))
         if taken is None:
@@ -216,7 +220,7 @@ def _unlabeled(
         how: dict[str, Any] = {"keys": _dimension(args, kwargs, input) if name not in ("exp", *_BINARY) else -1}
         if calls.seam.options.get("way") == "columns":
             how["keys"] = -2
-        positives = positives_of(text, frame, input.movedim(how["keys"], -1))
+        positives, how["targets"] = positives_of(text, frame, input.movedim(how["keys"], -1))
         how["deduced"] = positives is None
         own = "infonce:t=host"
         how["apart"] = known and name == "logsumexp"
@@ -228,8 +232,8 @@ def _unlabeled(
                     "--as gather=true"
                 )
             own = "siglip:t=host,b=host"
-            if positives is None:
-                raise SeamError(f"logits: {where}: binary logits of positives need --positives, not by gradient")
+            if positives is None or how["targets"] is not None:
+                raise SeamError(f"logits: {where}: binary logits need --positives, columns, and not by gradient")
             is_positive = torch.zeros_like(input, dtype=torch.bool).scatter(1, positives.unsqueeze(1), True)
             how["flipped"] = ~is_positive
         logits = calls.logits(site, frame, where, input, positives, own, **how)
@@ -265,10 +269,29 @@ def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> 
     return dim - input.dim() if dim >= 0 else dim
 
 
-def positives_of(text: str, frame: FrameType, logits: Tensor) -> Tensor | None:
-    """Return the column of each row's positive, or booleans of the shape of the logits; None for ``gradient``."""
-    if text == "gradient":
+def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_index: int = -100) -> Tensor | None:
+    """Return the soft targets of cross entropy, of the shape of the logits; None for columns and equal positives."""
+    if labels.is_floating_point() and labels.shape == logits.shape:
+        targets, largest = widen(labels), labels.amax(-1, keepdim=True)
+        if not smoothing and bool(((labels == 0) | (labels == largest)).all() & ((labels != 0).sum(-1) > 1).any()):
+            return None
+    elif smoothing:
+        counted = (labels != ignore_index).unsqueeze(-1)
+        targets = counted * torch.zeros_like(widen(logits)).scatter(-1, labels.unsqueeze(-1).where(counted, 0), 1.0)
+    else:
         return None
+    return (1 - smoothing) * targets + targets.sum(-1, keepdim=True) * (smoothing / logits.shape[-1])
+
+
+def columns_of(targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Return the columns of the largest targets; rows without targets are ignored."""
+    return targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
+
+
+def positives_of(text: str, frame: FrameType, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    """Return each row's positive, a column or booleans, None for ``gradient``, and the soft targets that are named."""
+    if text == "gradient":
+        return None, None
     rows, columns = logits.shape[-2:]
     at = torch.arange(rows, device=logits.device)
     if text.lstrip("-").isdigit():
@@ -278,11 +301,14 @@ def positives_of(text: str, frame: FrameType, logits: Tensor) -> Tensor | None:
     else:
         labels = named(text, frame)
     where = f"--positives {text} at {place(frame)}"
-    if isinstance(labels, Tensor) and labels.dtype == torch.bool and labels.shape == logits.shape:
-        return labels
+    if isinstance(labels, Tensor) and labels.shape == logits.shape:
+        if labels.dtype == torch.bool:
+            return labels, None
+        if labels.is_floating_point() and bool((labels >= 0).all()):
+            return columns_of(labels), labels
     if not isinstance(labels, Tensor) or labels.shape[-1:] != (rows,) or labels.is_floating_point():
         got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise SeamError(f"{where}: expected a column for each of {rows} rows, got {got}. {HOW}")
     if bool(((labels < 0) | (labels >= columns)).any()):
         raise SeamError(f"{where}: expected columns from 0 to {columns - 1}")
-    return labels.expand(logits.shape[:-1])
+    return labels.expand(logits.shape[:-1]), None

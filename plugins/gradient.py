@@ -159,6 +159,8 @@ class Logits(Replaced):
             of exponentials alone. What the positives are is then not proved.
         later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
         deduced: in each step, the positives are the entries whose gradient is not that of a negative.
+        targets: soft targets ``(..., anchors, keys)``, whose largest are the positives, columns; a row may sum to any
+            number, its weight, and counts if that is not zero.
     """
 
     kind = "logits"
@@ -178,11 +180,12 @@ class Logits(Replaced):
         later: float = 0.0,
         deduced: bool = False,
         told: Mapping[str, Any] | None = None,
+        targets: Tensor | None = None,
     ) -> None:
         self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
         self.deduced, self.told = deduced, {{"labels": "classes"}.get(k, k): v for k, v in (told or {}).items()}
         self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
-        self.apart, self.later = apart, later
+        self.apart, self.later, self.targets = apart, later, None if targets is None else widen(targets.detach())
 
     @property
     def known(self) -> bool:  # type: ignore[override]
@@ -211,7 +214,8 @@ class Logits(Replaced):
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
         x = widen(self._oriented(tensors[0]))
-        return loss_fn.report(x, self.positives, call="from_logits", **self.options, **self._told(loss_fn))
+        how = {**self.options, **self._told(loss_fn), "targets": self.targets}
+        return loss_fn.report(x, self.positives, call="from_logits", **how)
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         gradient, x = widen(self._oriented(g[0])), widen(self._oriented(tensors[0]))
@@ -258,18 +262,20 @@ class Logits(Replaced):
         options: dict[str, Any] = {k: next(given) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         with torch.enable_grad():
             # one call, by which schedules and statistics move once
-            ways = torch.stack([x, x.mT]) if self.both else x
+            ways, targets, labels = (torch.stack([x, x.mT]) if self.both else x), self.targets, positives
+            if self.both and targets is not None:
+                targets = torch.stack([targets, targets.mT])
+                labels = targets.argmax(-1)
+            elif self.both:
+                labels = positives.expand(2, *positives.shape)
             try:
                 parts = loss_fn.from_logits(
-                    ways,
-                    positives.expand(2, *positives.shape) if self.both else positives,
-                    empty="warn",
-                    reduction="none",
-                    **options,
-                    **self._told(loss_fn),
+                    ways, labels, empty="warn", reduction="none", **options, **self._told(loss_fn), targets=targets
                 )
             except (TypeError, ValueError) as error:
                 raise SeamError(f"{loss_fn} cannot be computed at {self.where}: {error}") from error
+            if targets is not None:
+                parts = parts * targets.sum(-1)
             if self.apart:  # their gradient is in these losses, and the host adds it elsewhere
                 parts = parts + x.gather(-1, positives.unsqueeze(-1)).squeeze(-1)
             return (weights * parts).sum() / (2 if self.both else 1)
@@ -290,7 +296,8 @@ class Logits(Replaced):
             return functools.reduce(torch.logical_and, (each.abs() > smallest for each in expected), g == 0)
 
         if self.own == CROSS_ENTROPY and not (self.both or self.apart or self.flipped is not None):
-            expected = torch.softmax(x, -1) - self._are_positives(g).to(g.dtype)
+            targets = self._are_positives(g).to(g.dtype) if self.targets is None else self.targets
+            expected = torch.softmax(x, -1) * targets.sum(-1, keepdim=True) - targets
             weight = _weight(g, expected)
             error = float((g - weight * expected).abs().max() / g.abs().max())
             if error <= allowed and not bool(missing(weight * expected, expected).any()):

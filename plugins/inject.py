@@ -56,7 +56,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--site", action="append", metavar="FILE:LINE", help=only("site", "logits only", site))
     product = "a product of embeddings, where no call takes its logits, and that of positives; may be repeated (none)"
     add("--product", action="append", metavar="FILE:LINE[,LINE]", help=only("product", "logits only", product))
-    positives = "of calls without labels: diagonal, half, neighbor, a column's number, or a name at the site (none)"
+    positives = "of unlabeled calls: diagonal, half, neighbor, a column's number, or a name at the site, of columns "
+    positives += "or soft targets; or one for each site, with commas (none)"
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     way = "which entries of the logits compete: those of a row, of a column, or the mean of both losses (rows)"
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))

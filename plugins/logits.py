@@ -12,11 +12,15 @@ similarities is measured, see :mod:`counterpoint.plugins.scales`. With one edite
 
     criterion = counterpoint.plugins.logits.ContrastiveLoss("adnce:mu=0.4,t=0.07", scale=1 / 0.07)
 
-**What is not possible.** Whatever needs embeddings. Class weights and label smoothing have no counterpart.
+**Soft targets.** Those of cross entropy are taken in each call, and so is label smoothing; those that a script
+multiplies a ``log_softmax`` by are named, ``--positives sim_i2t_targets``, one for each ``--site`` behind commas.
+
+**What is not possible.** Whatever needs embeddings. Class weights have no counterpart.
 """
 
 import warnings
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,7 +28,7 @@ from counterpoint import checks
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
-from .calls import HOW, Calls, replace_losses
+from .calls import HOW, Calls, columns_of, replace_losses, targets_of
 from .host import Host, Seam, SeamError, loss_of, on_cosines
 from .scales import LARGEST, number_of
 from .similarities import replace_products
@@ -37,7 +41,8 @@ class ContrastiveLoss(nn.Module):
     """An objective with the interface of ``nn.CrossEntropyLoss``, for contrastive logits.
 
     ``criterion(logits, labels)`` with logits ``(anchors, keys)``, the positive at column ``labels``; several positives
-    per row are booleans or one-hot numbers ``(anchors, keys)``. With ``infonce:t=host`` it is cross entropy.
+    per row are booleans or equal numbers ``(anchors, keys)``, and soft targets other numbers. With ``infonce:t=host``
+    it is cross entropy.
 
     If the scale is trained, as CLIP's is, pass it with each call, and let the objective use it::
 
@@ -52,7 +57,8 @@ class ContrastiveLoss(nn.Module):
         contrastive: for a criterion that the host also uses for something else: ``contrastive(logits, labels)`` returns
             whether a call is contrastive; other calls are plain cross entropy.
         reduction: ``mean`` or ``sum`` over the rows that are not ignored, or ``none`` for the loss of each row.
-        weight, label_smoothing: arguments of cross entropy without a counterpart; anything but the default is an error.
+        label_smoothing: as in cross entropy.
+        weight: an argument of cross entropy without a counterpart; anything but None is an error.
     """
 
     def __init__(
@@ -69,22 +75,18 @@ class ContrastiveLoss(nn.Module):
         super().__init__()
         if weight is not None:
             raise ValueError("ContrastiveLoss: weight= weights classes, but columns are samples; expected None.")
-        if label_smoothing:
-            raise ValueError(
-                "ContrastiveLoss: label_smoothing= turns every negative into a positive of small weight, which an "
-                f"objective of positives and negatives cannot express; expected 0, got {label_smoothing!r}."
-            )
         check_known("ContrastiveLoss: unknown reduction", reduction, REDUCTIONS)
         self.objective: Objective = as_objective(objective)
         self.scale = scale
         self.ignore_index = ignore_index
         self.contrastive = contrastive
-        self.reduction = reduction
+        self.reduction, self.label_smoothing = reduction, label_smoothing
         self._checked_scale = False
 
     def forward(self, logits: Tensor, labels: Tensor, scale: float | Tensor | None = None) -> Tensor:
         if self.contrastive is not None and not self.contrastive(logits, labels):
-            return nn.functional.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction=self.reduction)
+            how: dict[str, Any] = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+            return nn.functional.cross_entropy(logits, labels, reduction=self.reduction, **how)
         scale = self.scale if scale is None else scale
         if logits.dim() > 2:  # cross entropy has classes at dimension 1, (B, keys, positions) with labels of the rest
             labels = labels.movedim(1, -1) if labels.shape == logits.shape else labels
@@ -92,7 +94,9 @@ class ContrastiveLoss(nn.Module):
         if not self._checked_scale:  # once, since it synchronizes with the accelerator
             self._checked_scale = True
             _warn_of_scale(self.objective, logits, scale)
-        options = {"scale": scale, "ignore_index": self.ignore_index, "empty": "warn"}
+        targets = targets_of(labels, logits, self.label_smoothing, self.ignore_index)
+        labels = labels if targets is None else columns_of(targets, self.ignore_index)
+        options = {"scale": scale, "ignore_index": self.ignore_index, "empty": "warn", "targets": targets}
         reduction = "mean" if self.reduction == "mean" else "none"
         loss = loss_of(self.objective, logits, labels, call="from_logits", reduction=reduction, **options)
         return loss.sum() if self.reduction == "sum" else loss
@@ -126,8 +130,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
         sites: sites, and the positives of those whose calls have no labels; by default those of the command.
     """
     options = seam.options
-    texts = sites or dict.fromkeys(options.get("site") or (), options.get("positives"))
-    products = dict.fromkeys(options.get("product") or (), options.get("positives"))
+    texts, products = sites or _with_positives(options, "site"), _with_positives(options, "product")
     pairs = dict(_pair(text) for text in products if "," in text)
     if pairs and (len(pairs) < len(products) or options.get("positives") or options.get("way")):
         raise SeamError(
@@ -161,6 +164,15 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
 
     seam.at_end.append(end)
     seam.say("replacing the gradient at " + ", ".join(products or texts))
+
+
+def _with_positives(options: Mapping[str, Any], name: str) -> dict[str, str | None]:
+    """Return the sites of an option with their positives, one for all or one for each."""
+    sites, text = options.get(name) or (), options.get("positives")
+    each = [None] if text is None else text.split(",")
+    if sites and len(each) not in (1, len(sites)):
+        raise SeamError(f"logits: --positives {text}: expected one, or one for each of {len(sites)} --{name}")
+    return dict(zip(sites, each * len(sites), strict=False))
 
 
 def _pair(text: str) -> tuple[Site, Site]:

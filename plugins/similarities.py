@@ -82,10 +82,10 @@ def _product(
             return out
         site, where = calls.site(frame, out)
         assert site is not None
-        positives = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
+        positives, targets = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
         how: dict[str, Any] = {"keys": keys, "both": both, "later": later, "deduced": positives is None}
         how["told"] = seam.told(lambda: names_at(frame))
-        return Logits(seam, site, where, own, positives, {"scale": scale}, **how)(out)
+        return Logits(seam, site, where, own, positives, {"scale": scale}, targets=targets, **how)(out)
 
     return product
 

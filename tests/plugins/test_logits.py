@@ -115,14 +115,29 @@ def test_reductions_are_those_of_cross_entropy(reduction):
     ("how", "why"),
     [
         ({"weight": torch.ones(9)}, "weight= weights classes, but columns are samples"),
-        ({"label_smoothing": 0.1}, "label_smoothing= turns every negative into a positive.*got 0.1"),
         ({"reduction": "men"}, r"unknown reduction 'men'\. Did you mean 'mean'"),
     ],
 )
 def test_settings_of_cross_entropy_without_counterpart(how, why):
     with pytest.raises(ValueError, match=why):
         ContrastiveLoss("infonce", **how)
-    ContrastiveLoss("infonce", weight=None, label_smoothing=0.0)
+    ContrastiveLoss("infonce", weight=None)
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=host", "soft:t=host,tau=1"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_targets_and_label_smoothing(spec, smoothing):
+    s, labels = similarities(), torch.tensor([-1, 0, 3, -1, 5, 1])
+    for given in (labels, torch.rand(6, 9).double().softmax(1)):
+        how = {"label_smoothing": smoothing, **({"ignore_index": -1} if given is labels else {})}
+        for criterion in (
+            ContrastiveLoss(spec, scale=4.0, **how),
+            ContrastiveLoss(spec, contrastive=lambda *_: False, **how),
+        ):
+            if given is labels and not smoothing and spec.startswith("soft"):
+                continue  # its targets are its own similarities
+            loss = criterion(s, given)
+            torch.testing.assert_close(loss, cross_entropy(s, given, **how), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce + 0.1*dp"])
@@ -416,12 +431,23 @@ def test_names_of_a_scale(launch):
     assert launch(*WHOLE, "--scale", "-3", script=TWO).code == 2
 
 
-@pytest.mark.parametrize("settings", ["weight=torch.ones(5)", "label_smoothing=0.1"])
-def test_what_has_no_counterpart(launch, settings):
-    found = launch(*SITE, settings=settings)
-    assert found.code == 2
-    assert "have no counterpart" in found.err or "has no counterpart" in found.err
+def test_what_has_no_counterpart(launch):
+    found = launch(*SITE, settings="weight=torch.ones(5)")
+    assert (found.code, "class weights at toy.py:14 have no counterpart" in found.err) == (2, True)
     assert found.losses == []
+
+
+@pytest.mark.parametrize("settings", ["label_smoothing=0.1", "label_smoothing=0.1, ignore_index=2"])
+def test_label_smoothing(launch, settings):
+    plain = launch("--site", "toy.py:1", "--scale", "10", settings=settings)
+    same = launch(*SITE, "--objective", "infonce:t=host", settings=settings)
+    assert (same.code, proof(same.err)) == (0, (3, pytest.approx(0, abs=1e-5))), same.err
+    assert same.losses == [pytest.approx(line, rel=1e-5) for line in plain.losses]
+    other = launch(*SITE, "--objective", "hcl:t=0.1", settings=settings)
+    hard = launch(*SITE, "--objective", "hcl:t=0.1", settings=settings.replace("0.1", "0.0"))
+    assert other.losses[0] == plain.losses[0]
+    for different in (plain, hard):
+        assert other.losses[2] != pytest.approx(different.losses[2], rel=1e-4)
 
 
 @pytest.mark.parametrize("name", sorted(cp.registry))
@@ -454,13 +480,13 @@ def test_paths_of_a_site(tmp_path, monkeypatch):
         assert seam.calls == inside
 
 
-def test_soft_labels_are_no_columns(monkeypatch):
+def test_targets_that_are_negative(monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", cross_entropy)
     seam = Seam("infonce", options={"site": ["soft.py:1"], "scale": "1"})
     before(seam)
     code = compile("F.cross_entropy(s, s.detach()).backward()", "soft.py", "exec")
-    with pytest.raises(SeamError, match=r"cannot be computed at soft.py:1: labels: expected"):
-        exec(code, {"F": torch.nn.functional, "s": torch.rand(3, 3, requires_grad=True)})
+    with pytest.raises(SeamError, match=r"cannot be computed at soft.py:1: targets: expected numbers of 0"):
+        exec(code, {"F": torch.nn.functional, "s": (torch.rand(3, 3) - 0.5).requires_grad_()})
 
 
 # ---- logsumexp and log_softmax ---------------------------------------------------------------------
