@@ -12,8 +12,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.objective import Objective
 from counterpoint.values import FromHost
-from counterpoint.vectors import widen
 
+from .finder.recognise import columns_of, targets_of
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
 from .scales import Scales
@@ -267,25 +267,6 @@ def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> 
     if not isinstance(dim, int):
         raise SeamError(f"logits: expected one dimension of keys, got {dim}")
     return dim - input.dim() if dim >= 0 else dim
-
-
-def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_index: int = -100) -> Tensor | None:
-    """Return the soft targets of cross entropy, of the shape of the logits; None for columns and equal positives."""
-    if labels.is_floating_point() and labels.shape == logits.shape:
-        targets, largest = widen(labels), labels.amax(-1, keepdim=True)
-        if not smoothing and bool(((labels == 0) | (labels == largest)).all() & ((labels != 0).sum(-1) > 1).any()):
-            return None
-    elif smoothing:
-        counted = (labels != ignore_index).unsqueeze(-1)
-        targets = counted * torch.zeros_like(widen(logits)).scatter(-1, labels.unsqueeze(-1).where(counted, 0), 1.0)
-    else:
-        return None
-    return (1 - smoothing) * targets + targets.sum(-1, keepdim=True) * (smoothing / logits.shape[-1])
-
-
-def columns_of(targets: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return the columns of the largest targets; rows without targets are ignored."""
-    return targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
 
 
 def positives_of(text: str, frame: FrameType, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:

@@ -28,7 +28,8 @@ from counterpoint import checks
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
-from .calls import HOW, Calls, columns_of, replace_losses, targets_of
+from .calls import HOW, Calls, replace_losses
+from .finder.recognise import columns_of, targets_of
 from .host import Host, Seam, SeamError, loss_of, on_cosines
 from .scales import LARGEST, number_of
 from .similarities import replace_products

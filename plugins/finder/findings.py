@@ -19,7 +19,7 @@ from .exponentials import judge_exponentials
 from .functions import function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits
+from .recognise import FEWEST, UNDERFLOW, at_scale, columns, columns_of, differentiate, digits, targets_of
 from .records import Finding
 from .told import told
 from .watch import Sink, Watch
@@ -109,18 +109,17 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     finding["masked"] = float((x <= MASKED).double().mean())
     finding["_logits"] = x
     if labels.is_floating_point():
-        labels = labels.movedim(1, -1).flatten(0, -2) if labels.dim() > 2 else labels
-        positives = labels > 0
-        count = positives.sum(1, keepdim=True)
-        if not bool((count > 0).all()) or not torch.allclose(labels * count, positives.to(labels.dtype), atol=1e-5):
-            return {**finding, "form": "soft targets", "positives": "soft targets"}
-        labels = labels.argmax(1) if bool((count == 1).all()) else positives
+        labels = labels.movedim(1, -1).flatten(0, -2) if sink.labels.dim() > 2 else sink.labels.detach()
     ignore = int(options.get("ignore_index", -100))
+    targets = targets_of(labels, x, options.pop("label_smoothing", 0.0), ignore)
+    if labels.is_floating_point():
+        labels = labels > 0 if targets is None else columns_of(targets, ignore)
     if labels.dtype == torch.bool:
         finding |= {"form": "supcon", "positives": "the entries with a target, which is the same in a row"}
     else:
-        x, labels = x[labels != ignore], labels[labels != ignore]
-        finding["ignored"] = len(sink.x) - len(x) if sink.x.dim() == 2 else sink.labels.numel() - len(x)
+        rows = labels != ignore
+        x, labels, targets = x[rows], labels[rows], None if targets is None else targets[rows].double()
+        finding["ignored"] = len(rows) - len(x)
         finding["positives"] = columns(labels) or "the columns that the labels name"
         if not columns(labels) and len(labels) > 1:
             finding["doubts"].append(
@@ -129,25 +128,26 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
             )
     if any(product.kind == "distance" for product in products):
         return {**finding, "form": "cross entropy of distances", "normalized": False}
-    if "weight" in options or "label_smoothing" in options:
-        extra = "class weights" if "weight" in options else "label smoothing"
-        return {**finding, "form": f"cross entropy with {extra}"}
-    _compare_cross_entropy(finding, sink, x, labels)
+    if "weight" in options:
+        return {**finding, "form": "cross entropy with class weights"}
+    if targets is not None and bool((targets.amax(1) < targets.sum(1)).any()):
+        finding["positives"] = f"soft targets, the largest at {finding['positives']}"
+    _compare_cross_entropy(finding, sink, x, labels, targets)
     _find_margin(finding, sink)
     finding["replace"] = function_of(watch, sink, root, finding, [finding["form"] or ""])
     return finding
 
 
-def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tensor) -> None:
+def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tensor, soft: Tensor | None) -> None:
     """Compare value and gradient with ours; labels are columns, or booleans where a row has several positives."""
     scale = float(finding["scale"])
-    targets = labels / labels.sum(1, keepdim=True) if labels.dtype == torch.bool else labels
+    targets = labels / labels.sum(1, keepdim=True) if labels.dtype == torch.bool else labels if soft is None else soft
     targets = targets.to(x.dtype if targets.is_floating_point() else torch.long)
     reduction = finding["reduction"]
     _, wanted = differentiate(lambda y: nn.functional.cross_entropy(y, targets, reduction=reduction).sum(), x)
     loss_fn = at_scale(finding["form"] or "", scale)
     try:
-        value, got = differentiate(lambda y: loss_fn.from_logits(y, labels, scale=scale), x)
+        value, got = differentiate(lambda y: loss_fn.from_logits(y, labels, scale=scale, targets=soft), x)
     except ValueError as error:
         finding["doubts"].append(f"our objective refuses these logits: {error}")
         return

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from counterpoint.objective import Objective, objective
+from counterpoint.vectors import widen
 
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
@@ -180,6 +181,25 @@ def _choose(
     best = fitting[0]
     best.rivals = [form for form in fitting[1:] if form.error <= 30 * best.error]
     return best
+
+
+def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_index: int = -100) -> Tensor | None:
+    """Return the soft targets of cross entropy, of the shape of the logits; None for columns and equal positives."""
+    if labels.is_floating_point() and labels.shape == logits.shape:
+        targets, largest = widen(labels), labels.amax(-1, keepdim=True)
+        if not smoothing and bool(((labels == 0) | (labels == largest)).all() & ((labels != 0).sum(-1) > 1).any()):
+            return None
+    elif smoothing:
+        counted = (labels != ignore_index).unsqueeze(-1)
+        targets = counted * torch.zeros_like(widen(logits)).scatter(-1, labels.unsqueeze(-1).where(counted, 0), 1.0)
+    else:
+        return None
+    return (1 - smoothing) * targets + targets.sum(-1, keepdim=True) * (smoothing / logits.shape[-1])
+
+
+def columns_of(targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Return the columns of the largest targets; rows without targets are ignored."""
+    return targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
 
 
 def layout(positives: Tensor) -> str:

@@ -460,10 +460,10 @@ def test_spawned_processes_are_patched_and_counted(launch):
 
 
 def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
-    smoothed = SPAWN.replace("torch.arange(4))", "torch.arange(4), label_smoothing=0.1)")
-    found = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(smoothed), script=smoothed)
+    weighted = SPAWN.replace("torch.arange(4))", "torch.arange(4), weight=torch.ones(4))")
+    found = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(weighted), script=weighted)
     assert found.code == 2
-    assert found.err.splitlines()[-2].startswith("counterpoint: logits: class weights and label smoothing")
+    assert found.err.splitlines()[-2].startswith("counterpoint: logits: class weights at")
     assert "Traceback" not in found.err
 
 

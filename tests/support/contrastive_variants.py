@@ -187,7 +187,7 @@ def loss(a, b):
     y = torch.arange(N) % 4
     return F.cross_entropy(norm(a) @ norm(b).T / 0.1, (y[:, None] == y[None]).float())
 """,
-        "soft targets",
+        "supcon",
         10,
         False,
     ),
@@ -431,9 +431,9 @@ def loss(a, b):
 def loss(a, b):
     return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N), label_smoothing=0.1)
 """,
-        "label smoothing",
+        "infonce",
         10,
-        False,
+        True,
     ),
     "soft_targets": (
         """
@@ -441,9 +441,9 @@ def loss(a, b):
     t = torch.softmax(torch.eye(N) * 3, 1)
     return F.cross_entropy(norm(a) @ norm(b).T / 0.1, t)
 """,
-        "soft targets",
+        "infonce",
         10,
-        False,
+        True,
     ),
     "siglip": (
         """
