@@ -40,10 +40,9 @@ def gradcache(
     *DistributedDataParallel*: pass the wrapped module itself, not a function around it. Gradients are averaged once,
     after the last chunk, and processes may have different numbers of chunks.
 
-    An encoder's own activation checkpointing must be the non-reentrant kind.
-
     Args:
-        encoder: a module or function with an output row for each input row.
+        encoder: a module or function with an output row for each input row. Its own activation checkpointing must be
+            the non-reentrant kind.
         inputs: its arguments: a tensor, a list or tuple (its arguments by position), or a mapping such as a tokenizer's
             ``BatchEncoding`` (its arguments by name). Tensors have a row per sample; anything else is passed with
             every chunk.

@@ -13,8 +13,6 @@ from typing import Any, TypeVar
 
 Init = TypeVar("Init")
 
-TEMPERATURE = ' The objective has it: "infonce:t=0.05", which is scale=20.'
-
 # what other libraries call an objective, in small letters, without "loss": its name in specs, and the call in Python
 ELSEWHERE = {
     **dict.fromkeys(
@@ -90,7 +88,8 @@ def checked_options(init: Init) -> Init:
     @wraps(call)
     def checked(self: Any, *args: Any, **options: Any) -> None:
         for name in options.keys() - set(known):
-            hint = TEMPERATURE if name in ("temperature", "t", "tau", "scale") else ""
+            it = ' The objective has it: "infonce:t=0.05", which is scale=20.'
+            hint = it if name in ("temperature", "t", "tau", "scale") else ""
             raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}{nearest(name, known)}")
         call(self, *args, **options)
 

@@ -12,10 +12,8 @@ them.
 =============  =====================================================================================================
 ``bilinear``   ``z_a W z_pos^T``, as in CURL: for ``infonce``, alone, inside ``arcl`` or ``aal`` or beside regularizers.
 ``cosine``     cosines of ``z_a`` and ``z_pos``, for all others, whose floors, weights and thresholds are values between
-               -1 and 1. ``W`` is not used and keeps its initial value.
+               -1 and 1. ``W`` is not used and keeps its initial value. Regularizers (``dp``) get those among ``z_a``.
 =============  =====================================================================================================
-
-Regularizers (``dp``) get the cosines among ``z_a`` with either.
 
 **How to put an objective there.** ``z_a`` and ``W`` get the gradient of the objective, see
 :mod:`counterpoint.plugins.embeddings`. By hand, add one line below the one that creates the agent::

@@ -17,9 +17,8 @@ part of the batch in memory. Or leave the script as it is::
 
     counterpoint inject sentence_transformers --objective "adnce:mu=0.4,t=0.05" -- train.py
 
-which puts the objective into the host's own losses, on the logits that they compute, with all of their settings:
-directions, hardness, false negatives that are masked, gathering. Cached losses compute logits in parts, and each part
-is a batch for objectives with statistics over the batch (``mu=auto``).
+which puts it at the logits of the host's own losses, with all of their settings: directions, hardness, masks and so on.
+Cached losses compute logits in parts: each is a batch for statistics over the batch (``mu=auto``).
 
 **What is not possible.** Adversarial and mixed views, since words have no gradient: ``robust``, ``intcl`` and
 ``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms.
@@ -65,21 +64,8 @@ class ContrastiveLoss(nn.Module):
     view, view, view, ... (``columns="views"``)  several texts with the same meaning
     ===========================================  =================================================================
 
-    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` with its default ``scale=20``, and with the same
-    arguments it is each of the host's losses with in-batch negatives:
-
-    ==========================================  ==================================================================
-    loss of the host                            this class
-    ==========================================  ==================================================================
-    ``MultipleNegativesRankingLoss``            ``infonce:t=0.05``; ``directions``, ``hardness_mode`` and
-                                                ``hardness_strength`` are the host's
-    ``SparseMultipleNegativesRankingLoss``      ``infonce:t=1``, ``similarity="dot"``
-    ``GISTEmbedLoss``                           ``infonce:t=0.01``, ``guide=``, ``false_negatives=cp.margin(0)``,
-                                                ``directions=("query_to_doc", "query_to_query",
-                                                "doc_to_positive")``; the last two are its ``contrast_anchors``
-                                                and ``contrast_positives``
-    the cached ones                             :class:`CachedContrastiveLoss`
-    ==========================================  ==================================================================
+    With ``infonce:t=0.05`` it is ``MultipleNegativesRankingLoss`` with its default ``scale=20``. The page *From
+    sentence-transformers* has each of the host's losses with in-batch negatives in this form.
 
     Args:
         model: the ``SentenceTransformer``.

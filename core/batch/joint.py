@@ -11,13 +11,11 @@ negatives, by ``directions=``:
 ``doc_to_positive``  ``doc_to_doc`` without hard negatives (GISTEmbed)
 ===================  ==============================================================================================
 
-All but the last together are GTE's improved contrastive loss. ``hardness=(which, strength)`` says which negatives of
+All but the last are GTE's improved contrastive loss. ``hardness=(which, strength)`` says which negatives of
 ``query_to_doc`` count ``e^{strength s}`` times, with ``s`` as a constant: ``in_batch_negatives`` are all but the
 sample's own hard ones, ``hard_negatives`` only these, ``all_negatives`` both.
 
-Papers:
-Li et al. 2023 (GTE), https://arxiv.org/abs/2308.03281;
-Lan et al. 2025 (LLaVE, hardness), https://arxiv.org/abs/2503.04812.
+Papers: GTE, https://arxiv.org/abs/2308.03281, and, for hardness, LLaVE, https://arxiv.org/abs/2503.04812.
 """
 
 from .. import checks

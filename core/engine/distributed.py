@@ -13,10 +13,6 @@ It uses the process group that torchrun, Lightning or Accelerate has set up.
 * Each process stores all keys: 100 MB for 32,768 keys of 768 columns in float32, 1.5 GB for a million in bfloat16.
   Their similarities are never stored: tiles are recomputed in the backward pass.
 
-FSDP2's ``fully_shard`` returns plain tensors, which need ``gather=`` as those of ``DistributedDataParallel`` do. Leave
-the objective out of it, since it refuses a parameter that is a single number, and average the gradient of a learned
-temperature yourself.
-
 ``gather=`` is True for all processes, or a process group. Without one, or in a group of one, it changes nothing: the
 same script runs with one process or many.
 """
@@ -103,7 +99,7 @@ class _Gather(torch.autograd.Function):
         return _ReduceScatter.apply(grad, ctx.group, ctx.rows), None, None
 
 
-class _ReduceScatter(torch.autograd.Function):
+class _ReduceScatter(_Gather):
     """The sum over processes of this process's rows."""
 
     @staticmethod
@@ -114,10 +110,6 @@ class _ReduceScatter(torch.autograd.Function):
         own = x.new_empty(most, *x.shape[1:])
         dist.reduce_scatter_tensor(own, x.contiguous(), group=group.handle)
         return own[: rows[group.rank]]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, ctx.group, ctx.rows = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:

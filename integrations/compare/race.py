@@ -157,11 +157,8 @@ class Race(Comparison):
         return bool(new)
 
     def _follow(self, own: bool) -> None:
-        """Go on from the best temperature while that is the largest or the smallest tried of its treatment.
-
-        The temperatures of the script's own loss leave room for each of the other treatments.
-        """
-        most = self.most - own * len(self.families)
+        """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
+        most = self.most - own * len(self.families)  # which leaves room for each of the other treatments
         more = any(arm.own == own for arm in self.arms)
         while more and len(self.arms) < most:
             top = max((arm for arm in self.arms if arm.own == own), key=lambda arm: arm.short)

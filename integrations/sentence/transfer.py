@@ -1,4 +1,4 @@
-"""SentEval's classification tasks: logistic regression on frozen embeddings (Conneau and Kiela 2018).
+"""SentEval's classification tasks (https://arxiv.org/abs/1803.05449): logistic regression on frozen embeddings.
 
 =====================  ==========================================================================================
 MR, CR, SUBJ, MPQA     nested 10-fold cross-validation: the inner folds of each outer one choose the regularization
@@ -15,8 +15,6 @@ some tenths of a point.
 
 Tasks are read from a folder: ``transfer/MR.tsv`` and so on, tab-separated without a header (label, text; MRPC has two
 texts), or the files that SentEval's scripts leave.
-
-SentEval: https://arxiv.org/abs/1803.05449
 """
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip

@@ -15,7 +15,7 @@ objective trains (an untrained encoder); ``label`` names the row in tables and i
 The hash covers every argument but the seed. To train a grid, write a function that trains one run::
 
     def train(run):
-        model, optimizer, start = ..., ..., 0
+        model, start = ..., 0
         if state := run.load():                          # None for a new run
             model.load_state_dict(state["model"]), ...
             store.set_rng_state(state["rng"])
@@ -28,7 +28,7 @@ The hash covers every argument but the seed. To train a grid, write a function t
 
     runs = store.run_grid(train, cells, "runs", jobs=2)
 
-Log before you save: lines logged after the last checkpoint are dropped on resume and logged again.
+Log before you save: lines after the last checkpoint are dropped on resume and logged again.
 """
 
 from typing import TYPE_CHECKING

@@ -55,6 +55,22 @@ def test_every_style(find, name):
     assert ours or not found.data["commands"]
 
 
+def test_a_loss_near_zero(find):
+    """Where a positive's probability is one but for rounding, its gradient is zero, or has few digits."""
+    code = """
+def loss(a, b):
+    apart = torch.diag(torch.arange(1.0, N + 1))
+    x, y = norm(torch.cat([a, apart], 1)), norm(torch.cat([a + 0.01 * b, apart], 1))
+    s = x @ y.T * 14
+    return (torch.logsumexp(s, 1) - s.diagonal()).mean()
+"""
+    found = find(HARNESS.replace("{code}", code))
+    (loss,) = (loss for loss in found.losses if loss["form"])
+    assert loss["ours"]
+    assert loss["scale"] == pytest.approx(14, rel=1e-3)
+    assert found.data["commands"]
+
+
 def test_it_says_what_it_saw(find):
     script = variant("learned_scale")
     found = find(script)
