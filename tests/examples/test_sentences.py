@@ -26,6 +26,10 @@ def test_what_fine_tuning_gained_is_in_the_rows(page):
     gains = dict(re.findall(stands, mined, re.M))
     assert (gains["known intents as ids"], gains["guide, margin -.1"]) == (labels, guide)
     assert "HCL" not in gains
+    found = re.search(r"in topical batches: labels (\+[\d.]+), twice the steps (\+[\d.]+)", text).groups()
+    whole = table.partition("| whole encoder, topical batches")[2].partition("\n\n")[0]
+    gains = dict(re.findall(r"^\| ([^|]+) \|[^|]*\|[^|]*\| ([+-][\d.]+) .*\| different \|$", whole, re.M))
+    assert (gains["known intents as ids"], gains["InfoNCE, twice the steps"]) == found
     assert f"\n{table}\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
