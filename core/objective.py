@@ -234,9 +234,9 @@ class Objective(Parametrized):
                 loss ``zero``, as for cross entropy.
             log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
             guide: another model's similarities, of the shape of ``logits``: soft targets of ``cp.SoftTargets``.
-            targets: soft targets of the shape of ``logits``, for any objective: the similarity of an anchor's positive
-                is the mean of all keys' by these. ``labels``, by default the largest target's columns, say which key
-                is no negative, and is in the denominator. To ``cp.SoftTargets`` their logarithms are the guide.
+            targets: soft targets like ``logits``, for any objective: the similarity of an anchor's positive is the mean
+                of all keys' by these. ``labels``, by default of the largest target, say which key is in the denominator
+                and no negative; rows of zeros do not count. To ``cp.SoftTargets`` their logarithms are the guide.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
         check_use(guide, self)

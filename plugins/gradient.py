@@ -27,7 +27,7 @@ from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .finder.recognise import UNDERFLOW, digits, positives_by_gradient
+from .finder.recognise import UNDERFLOW, columns_of, digits, positives_by_gradient
 from .host import DifferenceError, Seam, SeamError, is_first_process
 
 CHANGED = "were changed in place after the loss had taken them"
@@ -265,7 +265,7 @@ class Logits(Replaced):
             ways, targets, labels = (torch.stack([x, x.mT]) if self.both else x), self.targets, positives
             if self.both and targets is not None:
                 targets = torch.stack([targets, targets.mT])
-                labels = targets.argmax(-1)
+                labels = columns_of(targets)
             elif self.both:
                 labels = positives.expand(2, *positives.shape)
             try:

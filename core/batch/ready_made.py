@@ -131,7 +131,8 @@ def scores_from_logits(
     for x, what in ((guide, "guide: expected similarities"), (targets, "targets: expected numbers")):
         if x is not None and checks.require_float(x, what.partition(":")[0]).shape != logits.shape:
             raise ValueError(f"{what} {checks.shape(logits)}, got {checks.shape(x)}.")
-    labels = _labels_of(logits, labels if targets is None or labels is not None else targets.argmax(-1))
+    largest = None if targets is None else targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
+    labels = _labels_of(logits, largest if labels is None else labels)
     logits = logits.flatten(0, -2)
     # 1. which keys are masked (a comparison with NaN is False, so that NaN is reported below)
     masked: Tensor | None = None
@@ -195,12 +196,11 @@ def scores_from_logits(
         return scores
     if pos_mask is not None:
         raise ValueError("targets: expected labels= to be one column per row, got several positives.")
-    w = widen(targets.detach().flatten(0, -2))
-    if checks.wanted(w) and not bool((w >= 0).all()):
-        raise ValueError("targets: expected numbers of 0 or more.")
-    w = w if rows is None else w[rows]
-    w = w if masked is None else w.masked_fill(masked, 0.0)
-    scores.pos = (w * s).sum(1, keepdim=True) / w.sum(1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
+    w = widen(targets.detach().flatten(0, -2)[slice(None) if rows is None else rows])
+    total = (used := w if masked is None else w.masked_fill(masked, 0.0)).sum(1, keepdim=True)
+    if checks.wanted(w) and not bool((w >= 0).all() & (total > (0 if anchors is None else anchors[:, None] - 1)).all()):
+        raise ValueError("targets: expected numbers of 0 or more, in each row one above 0 at a key that is not masked.")
+    scores.pos = (used * s).sum(1, keepdim=True) / total.clamp(min=torch.finfo(w.dtype).tiny)
     scores.denominator_pos = scores.v = pos
     return scores
 

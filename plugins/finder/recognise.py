@@ -172,8 +172,8 @@ def _choose(
     forms = []
     for name, loss in losses.items():
         value, expected = differentiate(loss, x)
-        errors = (max(digits(value), FEWEST) * error for error in fit(gradient, expected))
-        forms.append(Form(name, *how, value, *errors, []))
+        error, by_row = (max(digits(value), FEWEST) * each for each in fit(gradient, expected))
+        forms.append(Form(name, *how, value, error, by_row, []))
     close = (form for form in forms if form.error <= tolerance or (form.by_row <= tolerance and form.error <= UNEVEN))
     fitting = sorted(close, key=lambda form: form.error)
     if not fitting:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import counterpoint as cp
 from counterpoint.plugins import inject
+from counterpoint.plugins.finder.recognise import columns_of
 from counterpoint.plugins.gradient import Logits
 from counterpoint.plugins.host import DifferenceError, Seam
 
@@ -173,7 +174,7 @@ def test_wrong_targets_are_refused_before_the_objective_takes_a_step(launch, tar
 def trained_by(own: str, x: torch.Tensor, loss, spec="hcl:t=host,beta=1", **how):
     """Return the gradient of the logits ``x`` of scale 3 behind the seam, and the seam."""
     logits, seam = x.clone().requires_grad_(), Seam(spec)
-    call = Logits(seam, None, "here", own, how["targets"].argmax(1), {"scale": 3.0}, **how)
+    call = Logits(seam, None, "here", own, columns_of(how["targets"]), {"scale": 3.0}, **how)
     loss(call(logits)).backward()
     return logits.grad, seam
 

@@ -262,6 +262,7 @@ def test_rows_that_do_not_count_and_compiled_code(soft):
     [
         (None, -torch.ones(3, 4), "targets: expected numbers of 0 or more"),
         (None, torch.ones(3, 4) * torch.nan, "targets: expected numbers of 0 or more"),
+        (torch.arange(3), torch.ones(3, 4).triu(2), "targets: expected numbers of 0 or more, in each row one above 0"),
         (None, torch.ones(3, 5), r"targets: expected numbers \(3, 4\), got \(3, 5\)"),
         (torch.eye(3, 4).bool(), torch.ones(3, 4), "targets: expected labels= to be one column per row"),
     ],
@@ -271,3 +272,10 @@ def test_targets_that_are_refused(labels, targets, why):
         cp.InfoNCE().from_logits(torch.randn(3, 4), labels, targets=targets)
     with pytest.raises(TypeError, match="targets"):
         cp.InfoNCE().from_logits(torch.randn(3, 4), targets=torch.ones(3, 4).long())
+
+
+def test_a_row_without_targets_does_not_count():
+    logits, targets = torch.randn(3, 4), torch.softmax(torch.randn(3, 4), 1)
+    targets[1] = 0
+    found = cp.HCL().from_logits(logits, targets=targets)
+    torch.testing.assert_close(found, cp.HCL().from_logits(logits[::2], targets=targets[::2]))
