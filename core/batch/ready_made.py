@@ -200,7 +200,7 @@ def scores_from_logits(
     total = (used := w if masked is None else w.masked_fill(masked, 0.0)).sum(1, keepdim=True)
     if checks.wanted(w) and not bool((w >= 0).all() & (total > (0 if anchors is None else anchors[:, None] - 1)).all()):
         raise ValueError("targets: expected numbers of 0 or more, in each row one above 0 at a key that is not masked.")
-    scores.pos = (used * s).sum(1, keepdim=True) / total.clamp(min=torch.finfo(w.dtype).tiny)
+    scores.pos = (used / total.clamp(min=torch.finfo(w.dtype).tiny) * s).sum(1, keepdim=True)
     scores.denominator_pos = scores.v = pos
     return scores
 

@@ -66,6 +66,7 @@ class Row:
     adversarial: tuple[Tensor, Tensor] | None = None
     mixed: Tensor | None = None
     first: Tensor | None = None  # stays in the denominator in place of the positive
+    estimated: Tensor | None = None  # in place of the positives where they debias the negatives
     alone: bool = False  # no positive in the denominator
     counts: bool = True  # False: the loss is zero, since the rules remove every negative
     times: float = 1.0  # how often the positive is in the denominator
@@ -359,7 +360,8 @@ def log_mass(kind: str, row: Row, q: Parameters, s: Tensor | None = None) -> Ten
         weights = weights.detach() if q.get("detach_weights") and "estimator" not in q else weights  # of HCL
         u = row.lse(row.s / t + weights) - row.lse(weights)
     prior = q["prior"] if row.prior is None else row.prior
-    v = (row.p / t).logsumexp(0) - math.log(len(row.p))
+    positives = row.p if row.estimated is None else row.estimated
+    v = (positives / t).logsumexp(0) - math.log(len(positives))
     share = v + (math.log(prior) if prior else -math.inf) - u
     floor = 0 * u - 1 / t
     if share >= 0:

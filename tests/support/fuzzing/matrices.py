@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import reference
@@ -15,7 +16,7 @@ import counterpoint as cp
 from .compare import Noise, compare, gradients, trained
 from .draws import DTYPES, PLAIN, TEMPERATURES, WRAPPED, at_now, counts, moving, sums, temperatures
 
-ENTRIES = ["columns", "diagonal", "booleans", "one-hot", "scores"]
+ENTRIES = ["columns", "diagonal", "booleans", "one-hot", "soft", "scores"]
 MATRIX_OBJECTIVES = st.one_of(*PLAIN[:10], WRAPPED)
 MATRICES = st.fixed_dictionaries(
     {
@@ -54,6 +55,10 @@ def check_matrix(case: dict[str, Any]) -> None:
         cosine = 0.5 + (1e-3 * cosine if case["shape"] == "close" else 0 * cosine)
     masked, ignored = chosen(case["masked"]), chosen(case["ignored"])[:, 0]
     column = torch.arange(anchors) if entry == "diagonal" else torch.randint(0, keys, (anchors,), generator=g)
+    targets = torch.rand(anchors, keys, generator=g, dtype=torch.float64) ** 3
+    if entry == "soft":  # some of zero; rows of nothing else do not count
+        targets = targets.masked_fill(chosen(0.3) | masked | ignored.unsqueeze(1), 0.0)
+        column, ignored = targets.argmax(1), ~targets.any(1)
     positive = torch.zeros(anchors, keys, dtype=torch.bool).scatter_(1, column.unsqueeze(1), True)
     if entry in ("booleans", "one-hot", "scores"):
         positive |= chosen(0.2)
@@ -83,8 +88,10 @@ def check_matrix(case: dict[str, Any]) -> None:
         if entry in ("booleans", "one-hot"):
             labels = positive & ~ignored.unsqueeze(1)
             labels = labels / labels.sum(1, keepdim=True).clamp(min=1) if entry == "one-hot" else labels
-        elif entry == "diagonal":
+        elif entry in ("diagonal", "soft"):
             labels = None
+        if entry == "soft":
+            options["targets"] = targets
         if how == "host" and case["scale is"] == "trained" and temperatures(q):
             moved = [options["scale"]]
         with warnings.catch_warnings():
@@ -110,6 +117,10 @@ def check_matrix(case: dict[str, Any]) -> None:
         zeros = torch.zeros(keys, dtype=torch.float64)
         every = [(s[i, positive[i]], s[i, ~masked[i] & ~positive[i]]) for i in kept.nonzero().flatten().tolist()]
         some = [reference.Row(pos, neg, zeros[: len(neg)]) for pos, neg in every]
+        if entry == "soft":
+            w = targets[kept] / targets[kept].sum(1, keepdim=True)
+            means = (w * s[kept]).sum(1, keepdim=True)
+            some = [replace(row, p=p, first=row.p, estimated=row.p) for row, p in zip(some, means, strict=True)]
         losses = torch.stack(reference.anchor_losses(q, some, "scores"))
         return losses.sum() / (counted.sum() if entry != "scores" else anchors)
 
