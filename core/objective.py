@@ -106,9 +106,7 @@ class Objective(Parametrized):
     def forward(
         self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
     ) -> Tensor:
-        """Compute the loss of a batch of embeddings.
-
-        Arguments that no term uses are ignored, so that one training loop serves all objectives.
+        """Compute the loss of a batch of embeddings. Arguments that no term uses are ignored.
 
         Args:
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
@@ -118,11 +116,8 @@ class Objective(Parametrized):
                 :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
                 ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings: with ``{"views": "one_way"}``,
                 anchors are the first view only, except in terms whose paper compares other pairs.
-            directions: what the pairing ``joint`` compares, in one denominator: ``query_to_doc`` and any of
-                ``query_to_query``, ``doc_to_query``, ``doc_to_doc`` (these four are GTE's loss) and
-                ``doc_to_positive``; see :mod:`counterpoint.batch.joint`.
-            hardness: ``("hard_negatives", 5.0)`` adds 5 times the similarity, as a constant, to the exponents of a
-                sample's own hard negatives; also ``in_batch_negatives`` and ``all_negatives``.
+            directions, hardness: what the pairing ``joint`` compares, in one denominator (GTE's loss), and which
+                negatives count more the more similar they are: :mod:`counterpoint.batch.joint`.
             queue: ``(K, d)`` further keys, all negatives (MoCo), or :class:`counterpoint.Keys`. The first view is the
                 query, the second the key; key and queue are detached.
             negatives: ``(B, d)`` or ``(B, n, d)`` hard negatives of each sample, which all samples see, or
@@ -134,8 +129,7 @@ class Objective(Parametrized):
                 of the queue included, hard negatives not. One view is enough; a sample that is the only one of its
                 class then does not count. A batch without any positive is an error.
             false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
-                :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own or ``guide``'s. In
-                pairings without positives (``single``) a margin refers to the sample's other views.
+                :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own or ``guide``'s.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
                 decide what ``false_negatives`` excludes (GISTEmbed), or are soft targets. They get no gradient.
             empty: what to do with anchors that ``false_negatives`` leaves without negatives: raise an ``error``,
@@ -145,9 +139,8 @@ class Objective(Parametrized):
                 correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
             positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
-                which pull some positives more than others. Decoupled contrastive learning's DCLW is
-                ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of
-                normalized views and detached.
+                which pull some positives more than others. DCLW is ``InfoNCE(t, denominator="negatives")`` with
+                ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of normalized views and detached.
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
@@ -234,9 +227,9 @@ class Objective(Parametrized):
                 loss ``zero``, as for cross entropy.
             log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
             guide: another model's similarities, of the shape of ``logits``: soft targets of ``cp.SoftTargets``.
-            targets: soft targets like ``logits``, for any objective: the similarity of an anchor's positive is the mean
-                of all keys' by these. ``labels``, by default of the largest target, say which key is in the denominator
-                and no negative; rows of zeros do not count. To ``cp.SoftTargets`` their logarithms are the guide.
+            targets: soft targets like ``logits``, for any objective: the similarity of a positive is the mean of all
+                keys' by these. ``labels``, by default of the largest, say which key is in the denominator and no
+                negative; rows of zeros do not count. Their logarithms are the guide of ``cp.SoftTargets``.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
         check_use(guide, self)

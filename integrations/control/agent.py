@@ -18,10 +18,8 @@ optimizers, one takes twice the step.
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
@@ -124,7 +122,7 @@ class Agent(nn.Module):
         }
 
     @torch.no_grad()
-    def act(self, observations: ArrayLike, explore: bool = False) -> NDArray[np.float32]:
+    def act(self, observations: Any, explore: bool = False) -> Any:
         """Actions ``(B, actions)`` for observations ``(B, ...)``: the policy's mean, or samples to explore."""
         x = torch.as_tensor(observations, device=self.device)
         h = self.critic.encoder.convolve(center_crop(x, self.settings.crop))
@@ -186,7 +184,7 @@ class Agent(nn.Module):
         loss.backward()
         self.optimizers[name].step()
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """Networks, optimizers and counters as plain data."""
         optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
         return {"networks": self.state_dict(), "optimizers": optimizers, "updates": self.updates}

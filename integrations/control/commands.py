@@ -82,7 +82,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _evaluate(run: Run, episodes: int) -> dict[str, object]:
+def _evaluate(run: Run, episodes: int) -> dict[str, Any]:
     from . import evaluation, training
 
     agent, arguments = training.restore(run), run.arguments

@@ -1,5 +1,7 @@
 """The part of control in ``counterpoint demo``: CURL's contrastive term on a cart-pole, scored by R^2 of its state."""
 
+from typing import Any
+
 from . import representation
 from .environment import check_frames as check  # raises where frames cannot be rendered
 from .representation import train
@@ -7,11 +9,11 @@ from .representation import train
 __all__ = ["COMMON", "QUICK", "SETTINGS", "cell", "check", "train"]
 
 COMMON = {"t": "0.2", "denominator": ""}
-SETTINGS = {"episodes": 40, "length": 20, "updates": 40, "scores": "cosine"}
-QUICK = {"episodes": 8, "length": 6, "updates": 4, "batch": 8}
+SETTINGS: dict[str, Any] = {"episodes": 40, "length": 20, "updates": 40, "scores": "cosine"}
+QUICK: dict[str, Any] = {"episodes": 8, "length": 6, "updates": 4, "batch": 8}
 
 
-def cell(objective: str | None, seed: int, **settings: object) -> dict[str, object]:
+def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:
     """The cell of an objective; None for the encoder before training."""
-    label = representation.UNTRAINED if objective is None else None
-    return representation.cell("cartpole-swingup", objective, seed, label, **settings)
+    label = {"label": representation.UNTRAINED} if objective is None else {}
+    return representation.cell("cartpole-swingup", objective, seed, **settings, **label)

@@ -25,7 +25,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from numpy.typing import ArrayLike, NDArray
 
 from counterpoint.names import check_known
 
@@ -36,8 +35,6 @@ from .settings import CURL_TASKS
 ACTION_REPEAT = {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2}
 DEFAULT_REPEAT = 4  # of all other tasks
 SIZE, STACK, CAMERA = 100, 3, 0
-Array = NDArray[np.float32] | NDArray[np.uint8]
-Info = dict[str, object]
 HELP = (
     "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), and set MUJOCO_GL "
     "to the one you have: egl (the default on Linux), osmesa or glfw. `counterpoint doctor` says which of them work"
@@ -119,7 +116,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
         buffer = self._env.physics.model.vis.global_  # software renderers process all of it, and the suite's is large
         buffer.offwidth = buffer.offheight = size
-        self._actions: list[NDArray[np.float32]] = []
+        self._actions: list[Any] = []
         self._seed, self._episode, self._over = 0, -1, True
         spec = self._env.action_spec()
         self._low, self._high = (np.broadcast_to(x, spec.shape) for x in (spec.minimum, spec.maximum))
@@ -130,7 +127,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             width = sum(int(np.prod(part.shape)) for part in self._env.observation_spec().values())
             self.observation_space = Box(-np.inf, np.inf, (width,), np.float32)
 
-    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[Array, Info]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Start the first episode of ``seed``, or without a seed the next episode."""
         super().reset(seed=seed)
         if seed is not None:
@@ -140,7 +137,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self._observe(self._begin(self._episode + 1))
         return self.observation, {}
 
-    def step(self, action: ArrayLike) -> tuple[Array, float, bool, bool, Info]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Apply an action ``repeat`` times; returns observation, summed reward, terminated, truncated, info."""
         if self._over:
             raise RuntimeError(f"{self.task}: the episode is over or has not started; call reset.")
@@ -192,7 +189,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
         self._env.task.random.seed(np.random.SeedSequence([self._seed, episode]).generate_state(1)[0])
         return self._env.reset()
 
-    def _act(self, action: NDArray[np.float32]) -> tuple[Any, float]:
+    def _act(self, action: Any) -> tuple[Any, float]:
         """Apply an action ``repeat`` times; returns the simulator's last time step and the summed reward."""
         self._actions.append(action)
         scaled = self._low + (np.clip(action, -1, 1) + 1.0) * (self._high - self._low) / 2

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .. import store
@@ -63,11 +62,11 @@ class Replay:
         """The number of stored transitions."""
         return int(self._ring["acted"].sum())
 
-    def begin(self, observation: ArrayLike) -> None:
+    def begin(self, observation: Any) -> None:
         """Add the first observation of an episode."""
         self._append(observation, 0)
 
-    def add(self, action: ArrayLike, reward: float, observation: ArrayLike, terminated: bool) -> None:
+    def add(self, action: Any, reward: float, observation: Any, terminated: bool) -> None:
         """Add an action, its reward, and the observation that follows."""
         if not self._written:
             raise ValueError("add: there is no observation to act on; call begin first.")
@@ -78,7 +77,7 @@ class Replay:
         self._append(observation, int(ring["age"][here]) + 1)
         ring["acted"][here] = True
 
-    def _append(self, observation: ArrayLike, age: int) -> None:
+    def _append(self, observation: Any, age: int) -> None:
         ring, here = self._ring, self._written % self.capacity
         shape = ring["frames"].shape[1:]
         frame = torch.as_tensor(observation)[-shape[0] :]  # the newest of the stack
@@ -109,7 +108,7 @@ class Replay:
         actions, rewards, alive = (ring[name][rows].to(self.device) for name in ("actions", "rewards", "alive"))
         return Transitions(frames[:, :-1].flatten(1, 2), actions, rewards, frames[:, 1:].flatten(1, 2), alive)
 
-    def save(self, folder: Path) -> dict[str, object]:
+    def save(self, folder: Path) -> dict[str, Any]:
         """Write the frames since the last save to a new file; returns the state to put into the checkpoint.
 
         Keeps every file that one of the last two checkpoints needs.

@@ -181,7 +181,7 @@ def _ridge(x: Tensor, y: Tensor, x_new: Tensor) -> Tensor:
     return ((x_new - mean) / scale) @ vt.T @ weights + middle  # type: ignore[no-any-return]
 
 
-def cell(task: str, objective: str | None, seed: int, label: str | None = None, **changes: Any) -> dict[str, object]:
+def cell(task: str, objective: str | None, seed: int, label: str | None = None, **changes: Any) -> dict[str, Any]:
     """The arguments of one run: the defaults of :class:`~.settings.RepresentationSettings`, changed as given.
 
     The objective is a spec; None for the baselines, which need ``label=PCA`` or ``label=UNTRAINED``. The episodes are
@@ -218,7 +218,7 @@ def train(run: Run, cache: Path) -> None:
     run.finish(result, **details)
 
 
-def score(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, object]]:
+def score(data: Episodes, stack: int, x: Tensor, x_new: Tensor) -> tuple[dict[str, float], dict[str, Any]]:
     """Mean R^2 over all quantities, over positions and over velocities; and R^2 of each quantity.
 
     ``x`` and ``x_new`` are the features of the observations of both parts of the episodes.

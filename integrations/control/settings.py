@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from ..domain import Domain, check, setting
 
@@ -53,7 +54,7 @@ class AgentSettings:
                 "random_steps or capacity."
             )
 
-    def arguments(self) -> dict[str, object]:
+    def arguments(self) -> dict[str, Any]:
         """The settings as cells have them, with those of the agent under ``settings``."""
         agent = {field.name: getattr(self, field.name) for field in fields(AgentSettings)}
         return {**{name: value for name, value in vars(self).items() if name not in agent}, "settings": agent}

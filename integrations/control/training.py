@@ -26,13 +26,14 @@ LOG_EVERY = 100  # updates between lines about the losses
 MARKS = (100_000, 500_000)  # steps whose scores CURL reports
 
 
-def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[str, object]:
+def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[str, Any]:
     """The arguments of one run: the defaults of :class:`~.settings.Settings`, changed as given.
 
     The objective is a spec; None for the arguments that all objectives share.
     """
     store.check_names(changes, [field.name for field in fields(Settings)])
-    settings = Settings(**({"lr": 2e-4} if task == "cheetah-run" else {}) | changes)
+    by_task: dict[str, Any] = {"lr": 2e-4} if task == "cheetah-run" else {}
+    settings = Settings(**{**by_task, **changes})
     check_task(task)
     scores, repeat = settings.scores, settings.repeat or action_repeat(task)
     if objective is not None:
