@@ -485,7 +485,7 @@ def test_targets_that_are_negative(monkeypatch):
     seam = Seam("infonce", options={"site": ["soft.py:1"], "scale": "1"})
     before(seam)
     code = compile("F.cross_entropy(s, s.detach()).backward()", "soft.py", "exec")
-    with pytest.raises(SeamError, match=r"cannot be computed at soft.py:1: targets: expected numbers of 0"):
+    with pytest.raises(SeamError, match=r"cannot be computed at soft.py:1: labels: expected zero, or one number"):
         exec(code, {"F": torch.nn.functional, "s": (torch.rand(3, 3) - 0.5).requires_grad_()})
 
 
