@@ -88,7 +88,7 @@ def checked_options(init: Init) -> Init:
     @wraps(call)
     def checked(self: Any, *args: Any, **options: Any) -> None:
         for name in options.keys() - set(known):
-            it = ' The objective has it: "infonce:t=0.05", which is scale=20.'
+            it = ' Give it to the objective: "infonce:t=0.05" for scale=20.'
             hint = it if name in ("temperature", "t", "tau", "scale") else ""
             raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}{nearest(name, known)}")
         call(self, *args, **options)

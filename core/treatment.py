@@ -24,7 +24,7 @@ from . import checks
 from .batch.batch import Batch
 from .batch.options import Keys, Reduction, View
 from .batch.pairings import scores_of, uses_guide
-from .batch.ready_made import MASKED, score_columns
+from .batch.ready_made import MASKED, columns_of, score_columns
 from .batch.rules import Rule, as_rules, guided, limits, rounded_up
 from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, positives_of, spread
 from .batch.scores import Scores
@@ -233,7 +233,8 @@ class Treatment(Wrapper):
         for name, value in self.told.items():
             if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
                 raise self._missing(name)
-        labels = known["targets"].argmax(-1) if labels is None and known.get("targets") is not None else labels
+        if labels is None and known.get("targets") is not None:
+            labels = columns_of(known["targets"], ignore_index)
         if not (self.told or self.rules):
             return logits, labels, None
         with torch.no_grad():

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from counterpoint.batch.ready_made import columns_of
 from counterpoint.objective import Objective
 from counterpoint.values import FromHost
 
-from .finder.recognise import columns_of, targets_of
+from .finder.recognise import targets_of
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
 from .scales import Scales

@@ -12,7 +12,7 @@ them.
 =============  =====================================================================================================
 ``bilinear``   ``z_a W z_pos^T``, as in CURL: for ``infonce``, alone, inside ``arcl`` or ``aal`` or beside regularizers.
 ``cosine``     cosines of ``z_a`` and ``z_pos``, for all others, whose floors, weights and thresholds are values between
-               -1 and 1. ``W`` is not used and keeps its initial value. Regularizers (``dp``) get those among ``z_a``.
+               -1 and 1. ``W`` is not used and keeps its initial value. Regularizers always get those of ``z_a``.
 =============  =====================================================================================================
 
 **How to put an objective there.** ``z_a`` and ``W`` get the gradient of the objective, see

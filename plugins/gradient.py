@@ -21,13 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.batch.ready_made import MASKED
+from counterpoint.batch.ready_made import MASKED, columns_of
 from counterpoint.objective import Objective, as_objective
 from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .finder.recognise import UNDERFLOW, columns_of, digits, positives_by_gradient
+from .finder.recognise import UNDERFLOW, digits, positives_by_gradient
 from .host import DifferenceError, Seam, SeamError, is_first_process
 
 CHANGED = "were changed in place after the loss had taken them"

@@ -25,11 +25,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from counterpoint import checks
+from counterpoint.batch.ready_made import columns_of
 from counterpoint.names import check_known
 from counterpoint.objective import Objective, as_objective
 
 from .calls import HOW, Calls, replace_losses
-from .finder.recognise import columns_of, targets_of
+from .finder.recognise import targets_of
 from .host import Host, Seam, SeamError, loss_of, on_cosines
 from .scales import LARGEST, number_of
 from .similarities import replace_products

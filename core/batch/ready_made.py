@@ -131,7 +131,7 @@ def scores_from_logits(
     for x, what in ((guide, "guide: expected similarities"), (targets, "targets: expected numbers")):
         if x is not None and checks.require_float(x, what.partition(":")[0]).shape != logits.shape:
             raise ValueError(f"{what} {checks.shape(logits)}, got {checks.shape(x)}.")
-    largest = None if targets is None else targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
+    largest = None if targets is None else columns_of(targets, ignore_index)
     labels = _labels_of(logits, largest if labels is None else labels)
     logits = logits.flatten(0, -2)
     # 1. which keys are masked (a comparison with NaN is False, so that NaN is reported below)
@@ -203,6 +203,11 @@ def scores_from_logits(
     scores.pos = (used / total.clamp(min=torch.finfo(w.dtype).tiny) * s).sum(1, keepdim=True)
     scores.denominator_pos = scores.v = pos
     return scores
+
+
+def columns_of(targets: Tensor, ignore_index: int = -100) -> Tensor:
+    """Return the columns of the largest targets; rows without targets are ignored."""
+    return targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
 
 
 def _scale(scale: object) -> float | Tensor:

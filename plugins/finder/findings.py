@@ -11,7 +11,7 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
-from counterpoint.batch.ready_made import MASKED
+from counterpoint.batch.ready_made import MASKED, columns_of
 
 from ..host import world_size
 from .binary import judge_binary
@@ -19,7 +19,7 @@ from .exponentials import judge_exponentials
 from .functions import function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import FEWEST, UNDERFLOW, at_scale, columns, columns_of, differentiate, digits, targets_of
+from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, targets_of
 from .records import Finding
 from .told import told
 from .watch import Sink, Watch

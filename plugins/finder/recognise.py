@@ -197,11 +197,6 @@ def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_in
     return (1 - smoothing) * targets + targets.sum(-1, keepdim=True) * (smoothing / logits.shape[-1])
 
 
-def columns_of(targets: Tensor, ignore_index: int = -100) -> Tensor:
-    """Return the columns of the largest targets; rows without targets are ignored."""
-    return targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
-
-
 def layout(positives: Tensor) -> str:
     """Say where the positives are, in words, or "" if no simple rule holds."""
     if not bool((positives.sum(1) == 1).all()):

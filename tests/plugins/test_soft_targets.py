@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import counterpoint as cp
+from counterpoint.batch.ready_made import columns_of
 from counterpoint.plugins import inject
-from counterpoint.plugins.finder.recognise import columns_of
 from counterpoint.plugins.gradient import Logits
 from counterpoint.plugins.host import DifferenceError, Seam
 

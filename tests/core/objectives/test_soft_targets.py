@@ -278,4 +278,7 @@ def test_a_row_without_targets_does_not_count():
     logits, targets = torch.randn(3, 4), torch.softmax(torch.randn(3, 4), 1)
     targets[1] = 0
     found = cp.HCL().from_logits(logits, targets=targets)
-    torch.testing.assert_close(found, cp.HCL().from_logits(logits[::2], targets=targets[::2]))
+    expected = cp.HCL().from_logits(logits[::2], targets=targets[::2])
+    torch.testing.assert_close(found, expected)
+    told = cp.treatment("hcl; threshold=99")
+    torch.testing.assert_close(told.from_logits(logits, targets=targets), expected)
