@@ -161,7 +161,7 @@ class Objective(Parametrized):
             if compiled.breaks_graph(views, {"gather": gather, **options}):
                 options_of_call = {"gather": gather, "reduction": reduction, **options}
                 return compiled.uncompiled(self, views, options_of_call)  # type: ignore[no-any-return]
-        batch = gathered_batch(views, gather, **options) if gather else Batch(views, **options)
+        batch = gathered_batch(views, gather, self, **options) if gather else Batch(views, **options)
         check_guide(batch, self)
         if batch.normalize and not checks.compiling():
             warn_of_scales(self)

@@ -17,6 +17,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SPACES = re.compile(r"\s*")
 _OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)")
 _LIST = re.compile(r"\s*\w+\s*(,)")
+_TOLD = re.compile(r",\s*((?:duplicates|ids|labels|guide|margin|threshold|log_q|index)\b[^,;]*)")
 CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of values.py, which imports torch
 DEPTH = 50
 _CONSTANTS = {"true": True, "false": False, "none": None}
@@ -57,6 +58,9 @@ def check_names(text: str) -> None:
 
 
 def _refuse_list(text: str) -> None:
+    if told := _TOLD.search(text):
+        hint = f"what a loss is told stands behind a semicolon, {text[: told.start()]}; {told[1]}"
+        raise SpecError(f"unexpected ',': {hint}", text, told.start())
     if names := _LIST.match(text):
         hint = "parameters follow a colon, as in hcl:t=0.1" if "=" in text else "separate several objectives by spaces"
         raise SpecError(f"unexpected ',': {hint}", text, names.start(1))

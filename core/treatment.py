@@ -87,7 +87,7 @@ class Treatment(Wrapper):
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not PATH.fullmatch(path):
-                raise ValueError(f'treatment: {name}: expected a path such as batch["doc_id"], got {path!r}.')
+                raise ValueError(f"treatment: {name}: expected a path that is looked up, batch['id']; got {path!r}.")
         if ids and labels:
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
         if guide and not self.rules and not uses_guide(self.objective):
@@ -109,7 +109,7 @@ class Treatment(Wrapper):
         """Return the values at the paths, given the names of a function."""
         values = {name: _at(path, names, name) for name, path in self.paths.items()}
         for name in (name for name, value in values.items() if value is None):
-            raise ValueError(f"{name}={self.told[name]}: it is None.")
+            raise ValueError(f"{name}={self.told[name]}: it is None: the script has no such data here.")
         return values
 
     @property
@@ -422,12 +422,13 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
         if equals and name not in (*TOLD, *RULES) and name in getattr(as_objective(head, like), "hyper", ()):
             raise ValueError(f"treatment: {name} is the objective's, behind a comma: {head.strip()},{name}={value}.")
         check_known("treatment: unknown item", name, (*TOLD, *RULES))
+        if not value and (name != "duplicates" or equals):
+            example = "-0.1" if name in RULES else f'batch["{name}"]'
+            raise ValueError(f"treatment: {name}: expected a value, as in {name}={example}, got {item.strip()!r}.")
         if name in RULES:
             rules.append(f"{name}({value})")
         elif name in options:
             raise ValueError(f"treatment: {name!r} is given twice in {text!r}.")
-        elif not value and (name != "duplicates" or equals):
-            raise ValueError(f'treatment: {name}: expected a path, as in {name}=batch["{name}"], got {item.strip()!r}.')
         else:
             options[name] = value or True
     return Treatment(as_objective(head, like), false_negatives=rules or None, **options)
@@ -444,5 +445,6 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
         try:
             value = getattr(value, name) if name else value[int(number) if number else key]
         except Exception as error:
-            raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {error}") from None
+            why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else error
+            raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {why}") from None
     return value

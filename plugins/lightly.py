@@ -115,6 +115,9 @@ def _call(
         weights = torch.stack([weight_fn(query, key), weight_fn(key, query)])
         return Call(views, {"gather": gather, "positive_factor": weights, **options})
     assert keys is not None
+    if unknown := {"ids", "labels", "guide", "log_q"}.intersection(options):
+        own = "loss_fn(query, key, queue=cp.Keys(bank, ids=...), ids=...) has them"
+        raise ValueError(f"{NAME}: the memory bank has no {' or '.join(sorted(unknown))} of its keys; {own}.")
     if not key.requires_grad:
         return Call((query, key), {"queue": keys.to(query), "normalize": False, **options})
     with torch.autocast(query.device.type, enabled=False):

@@ -72,7 +72,8 @@ class Guide:
         for name, one in (("guide", guide), ("model", model)):
             if not hasattr(getattr(one, "tokenizer", None), "get_vocab"):
                 raise TypeError(
-                    f"guide: needs models of texts with tokenizers, but {name} has none: {type(one).__name__}."
+                    f"{name}: expected a SentenceTransformer or another model with a tokenizer, "
+                    f"got {type(one).__name__}."
                 )
         self.guide, self.model = guide, model
         if guide is not model:  # a model that guides itself is trained

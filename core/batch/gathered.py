@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from ..engine.distributed import Gather, ProcessGroup, exchange, resolve
@@ -17,13 +17,18 @@ from .batch import Batch
 from .options import BatchOptions, Keys, View
 from .pairings import pairing_in_force
 
+LEARNED = "the objective and its learned numbers (let DistributedDataParallel contain it, or average their gradients)"
 
-def gathered_batch(views: Sequence[View], gather: Gather, **options: Unpack[BatchOptions]) -> Batch:
+
+def gathered_batch(
+    views: Sequence[View], gather: Gather, objective: nn.Module, **options: Unpack[BatchOptions]
+) -> Batch:
     """Join this process's part of a batch with those of the other processes.
 
     Args:
         views: the embeddings of this process's samples.
         gather: see :mod:`counterpoint.engine.distributed`.
+        objective: computes the loss, by the same settings in all processes.
         options: as for :class:`Batch`, for this process's samples; the queue is common to all processes.
     """
     group = resolve(gather)
@@ -35,7 +40,7 @@ def gathered_batch(views: Sequence[View], gather: Gather, **options: Unpack[Batc
         if batch.guide is not None:
             batch.guide.check_finite()
         documents = next((x for x in views if isinstance(x, Keys)), None)
-        facts = _facts(batch, documents, options)
+        facts = _facts(batch, documents, options) | {LEARNED: _numbers(objective)}
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
         raise
@@ -78,3 +83,9 @@ def _fact(name: str, x: Any, size: int) -> int:
     if isinstance(x, Tensor):
         return 1 if "documents" in name else len(x) if name.startswith("queue") else max(1, x.numel() // size)
     return 0 if x is None else crc32(repr(x).encode())
+
+
+def _numbers(objective: nn.Module) -> int:
+    """Return a checksum of an objective's settings and of what it learns."""
+    learned = [x.tolist() for x in objective.parameters() if x.numel() == 1]
+    return crc32(repr((objective, learned)).encode())

@@ -39,13 +39,15 @@ def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet) -> list
 
 def evaluate(
     encoder: nn.Module,
-    train: ImageSet,
-    test: ImageSet,
+    train: ImageSet | tuple[Tensor, Tensor],
+    test: ImageSet | tuple[Tensor, Tensor],
     probes: Sequence[str] = ("knn", "linear"),
     settings: EvaluationSettings = DEFAULTS,
     seed: int = 0,
 ) -> dict[str, float]:
     """Compute accuracies in percent; classifiers are fitted on ``train`` and tested on ``test``.
+
+    Each is an image set, or a pair of images ``(N, 3, height, width)`` of ``uint8`` and their classes ``(N,)``.
 
     ===========  ====================================================================================================
     probe        numbers
@@ -56,6 +58,7 @@ def evaluate(
     ``shifted``  ``aug1`` to ``aug5``: linear probes on modified images, see :func:`shifts`
     ===========  ====================================================================================================
     """
+    train, test = (data if isinstance(data, ImageSet) else ImageSet("images", *data) for data in (train, test))
     probes = check_probes(probes, train, test)
     results: dict[str, float] = {}
     if {"knn", "linear", "robust"}.intersection(probes):
@@ -97,6 +100,9 @@ def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
 def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     """Compute ``(N, width)`` features of images, ``uint8`` or in ``[0, 1]``, on the encoder's device."""
     device = _device(encoder)
+    low, high = (float(limit) for limit in x.aminmax())
+    if x.is_floating_point() and not (low >= 0 and high <= 1):
+        raise ValueError(f"images: expected uint8, or numbers from 0 to 1, got numbers from {low:g} to {high:g}.")
     with evaluation_mode(encoder):
         parts = store.track(x.split(batch), "features, batches")
         return torch.cat([encoder(convert_image_dtype(part.to(device))).float() for part in parts])

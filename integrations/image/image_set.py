@@ -22,7 +22,12 @@ MOST_NAMED = 4  # unreadable files in a warning
 
 @dataclass(frozen=True, repr=False)
 class ImageSet:
-    """Images of one size, with their classes."""
+    """Images of one size, with their classes.
+
+    >>> from counterpoint.integrations import image
+    >>> image.ImageSet("mine", torch.zeros(4, 3, 8, 8, dtype=torch.uint8), torch.tensor([0, 1, 0, 1]))
+    ImageSet('mine', 4 images of 8 x 8 pixels, 2 classes)
+    """
 
     name: str
     x: Tensor  # (N, 3, height, width) uint8
@@ -32,6 +37,8 @@ class ImageSet:
     skipped: tuple[str, ...] = ()  # files left out because they could not be read
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"ImageSet(name, x, y): expected a name first, got {type(self.name).__name__}.")
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
             raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {self.x.dtype} {tuple(self.x.shape)}.")
         if self.y.shape != (len(self.x),):

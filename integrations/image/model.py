@@ -74,6 +74,8 @@ class Method(nn.Module):
 
     def __init__(self, encoder: nn.Module, objective: Objective | str, settings: Settings, bank: int = 0) -> None:
         super().__init__()
+        if not hasattr(encoder, "width"):
+            raise TypeError(f"encoder: {type(encoder).__name__} has no width, the number of its features; set it.")
         self.encoder, self.settings = encoder, settings  # the encoder is evaluated, from images in [0, 1]
         self.criterion = ContrastiveLoss(objective, (bank, settings.width) if bank else 0)
         self.objective = self.criterion.objective

@@ -40,10 +40,13 @@ def test_prints_the_text_that_it_reads(text):
     ("text", "message"),
     [
         ("hcl; dupplicates", "Did you mean 'duplicates'"),
-        ("hcl; ids", "expected a path, as in ids="),
-        ("hcl; ids=f(x)", "expected a path such as"),
-        ("hcl; ids=__class__", "expected a path such as"),
-        ("hcl; ids=y._secret", "expected a path such as"),
+        ("hcl; ids", "expected a value, as in ids="),
+        ("hcl; margin", "expected a value, as in margin=-0.1, got 'margin'"),
+        ("hcl, duplicates", "behind a semicolon, hcl; duplicates"),
+        ("hcl:t=0.1, ids=y", "behind a semicolon, hcl:t=0.1; ids=y"),
+        ("hcl; ids=f(x)", "expected a path that is looked up"),
+        ("hcl; ids=__class__", "expected a path that is looked up"),
+        ("hcl; ids=y._secret", "expected a path that is looked up"),
         ("hcl; margin=a", "got 'margin.a.'"),
         ("hcl; guide=g", "without a rule"),
         ("hcl; ids=a; ids=b", "given twice"),
@@ -71,6 +74,8 @@ def test_looks_up_names_attributes_and_items_and_nothing_else():
     assert cp.treatment("hcl; ids=batch['doc'][0]").look_up(names)["ids"] is IDS
     assert cp.treatment('hcl; ids=batch["doc"][-1]').look_up(names)["ids"] is IDS
     assert cp.treatment("hcl; labels=self.y").look_up(names)["labels"] is IDS
+    with pytest.raises(ValueError, match=r"batch has no \['id'\]: Known: doc\."):
+        cp.treatment("hcl; ids=batch['id']").look_up(names)
     for path in ("bacth['doc']", "batch['docs']", "batch['doc'][1]", "self.z"):
         with pytest.raises(ValueError, match=r"no such name|has no"):
             cp.treatment(f"hcl; ids={path}").look_up(names)

@@ -111,6 +111,12 @@ def test_a_bank_takes_two_views():
     with pytest.raises(ValueError, match="a memory bank goes with two views, query and key, got 3"):
         criterion(*projections(3))
     assert torch.equal(criterion.memory_bank.bank, before)
+    for key in projections(1):
+        for query in (key, key.clone().requires_grad_()):
+            with pytest.raises(
+                ValueError, match=r"the memory bank has no labels of its keys; loss_fn\(query, key, queue="
+            ):
+                criterion(query, key, labels=torch.arange(len(key)))
 
 
 @pytest.mark.parametrize("spec", ["infonce", "arcl(hcl):views=4", "nca", "debpos", "infonce + 0.1*dp"])

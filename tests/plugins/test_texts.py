@@ -60,7 +60,9 @@ def test_a_guide_with_other_tokens_reads_the_same_texts(model):
             expected = torch.as_tensor(guide.encode(column, convert_to_tensor=True))
             torch.testing.assert_close(z, expected.to(z.dtype), rtol=1e-5, atol=1e-6)
             assert not z.requires_grad
-    with pytest.raises(TypeError, match="guide: needs models of texts with tokenizers, but guide has none: Identity"):
+    with pytest.raises(
+        TypeError, match="guide: expected a SentenceTransformer or another model with a tokenizer, got Identity"
+    ):
         Guide(torch.nn.Identity(), model)
 
 

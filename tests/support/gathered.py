@@ -303,7 +303,12 @@ def refused(rank: int, what: str) -> None:
         how["labels"] = ids
     elif what == "positives":
         z, how["labels"] = z[:1], 10 * rank + torch.arange(z.shape[1])
-    cp.InfoNCE()(*z, **how)
+    loss_fn = cp.InfoNCE(cp.Learned(0.5)) if what == "learned" else cp.InfoNCE(0.5 + rank * (what == "settings"))
+    if what == "learned":
+        loss_fn(*z, gather=True)  # as long as they agree
+        with torch.no_grad():
+            next(loss_fn.parameters()).add_(0.1 * rank)
+    loss_fn(*z, **how)
 
 
 # ---- memory -----------------------------------------------------------------------------------------

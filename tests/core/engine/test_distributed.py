@@ -354,6 +354,8 @@ def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path):
         ("ids", ("must agree on ids=, got 0 on rank 0, 1 on rank 1",) * 2),
         ("classes", ("must agree on labels=, got 0 on rank 0, 1 on rank 1",) * 2),
         ("gradient", ("which embeddings have a gradient, got 0 on rank 0, 3 on rank 1",) * 2),
+        ("settings", ("processes must agree on the objective and its learned numbers (let Distributed",) * 2),
+        ("learned", ("processes must agree on the objective and its learned numbers (let Distributed",) * 2),
         ("positives", ("labels: expected a label that at least 2 samples share, got 7 different ones",) * 2),
     ],
 )

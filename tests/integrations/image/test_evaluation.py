@@ -17,6 +17,8 @@ import counterpoint as cp
 from counterpoint.integrations.image import (
     Encoder,
     EvaluationSettings,
+    ImageSet,
+    SimCLR,
     evaluate,
     features,
     knn,
@@ -48,6 +50,17 @@ def frozen(encoder, digits):
 def classifier(encoder, digits, frozen):
     """Accurate enough on clean images for attacks to take something away."""
     return nn.Sequential(encoder, linear_probe(frozen[0], digits[0].y, 10)).eval()
+
+
+def test_images_of_ones_own(digits, encoder):
+    pairs = [(one.x, one.y) for one in digits]
+    assert evaluate(encoder, *pairs, ["knn"]) == evaluate(encoder, *digits, ["knn"])
+    with pytest.raises(ValueError, match="expected uint8, or numbers from 0 to 1, got numbers from 0 to 255"):
+        features(encoder, digits[0].x.float())
+    with pytest.raises(TypeError, match=r"ImageSet\(name, x, y\): expected a name first, got Tensor"):
+        ImageSet(*pairs[0], 10)
+    with pytest.raises(TypeError, match="encoder: Sequential has no width"):
+        SimCLR(nn.Sequential(nn.Flatten()))
 
 
 def test_the_fast_probe_is_scikit_learns(digits, frozen):
