@@ -112,12 +112,10 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
             raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
-        if is_whole(require_tensor(view, f"view {i}")):
-            raise TypeError(
-                f"view {i}: expected floating-point values, got {view.dtype}. Pass labels by name, labels=...; for "
-                "logits, call from_logits(logits, labels)."
-            )
-        require_float(view, f"view {i}")
+        if not require_tensor(view, f"view {i}").is_floating_point():
+            labels = "Pass labels by name, labels=...; for logits, call from_logits(logits, labels)."
+            hint = f" {labels}" if is_whole(view) else ""
+            raise TypeError(f"view {i}: expected floating-point values, got {view.dtype}.{hint}")
     if not views:
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
     whole = len(views) == 1 and views[0].dim() == 3

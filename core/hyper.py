@@ -394,7 +394,7 @@ MAX_TEMPERATURE = 5.0
 
 def warn_of_scales(objective: nn.Module) -> None:
     """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
-    for part in objective.modules():
+    for part in objective.modules() if objective._modules else (objective,):
         temperature = vars(part).get("_hyper", {}).get("temperature")
         start = getattr(temperature, "start", temperature)
         if isinstance(start, float) and start > MAX_TEMPERATURE:

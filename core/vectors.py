@@ -87,9 +87,10 @@ class UnitViews(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None, d_pos: Tensor | None) -> Any:
-        m, (views, scales) = ctx.views, (x.chunk(ctx.views) for x in ctx.saved_tensors)
+        m = ctx.views
         if dz is not None and d_scale is None and d_pos is None and len(dz) <= BLOCK:
-            return None, None, None, *(x.to(ctx.dtype) for x in _perpendicular(dz, *ctx.saved_tensors).chunk(m))
+            return None, None, None, *_perpendicular(dz, *ctx.saved_tensors).to(ctx.dtype).chunk(m)
+        views, scales = (x.chunk(m) for x in ctx.saved_tensors)
         gradients = [None] * m if dz is None else dz.chunk(m)
         of_pairs = () if d_pos is None else d_pos.chunk(m)
 

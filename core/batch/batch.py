@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,7 @@ class Batch:
         engine, edge: how to reduce the negatives, one of :data:`ENGINES`, and the edge of tiles, None to choose.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
+        longest: length of the longest row of a view that is not normalized, if known.
         scores: the scores of each pairing computed so far, see :func:`counterpoint.batch.pairings.scores_of`.
     """
 
@@ -67,6 +68,7 @@ class Batch:
     group: ProcessGroup | None = None
     of_documents: ProcessGroup | None = None
     offset: int = 0
+    longest: float = math.inf
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
@@ -154,7 +156,8 @@ class Batch:
     def views(self) -> list[Tensor]:
         if self._views is None:
             self._normalize_views()
-        return cast("list[Tensor]", self._views)
+        assert self._views is not None
+        return self._views
 
     def _normalize_views(self, similarities: bool = False) -> Tensor | None:
         """Compute :attr:`views`; return :meth:`view_similarities` if asked, and computed with them."""
@@ -175,13 +178,6 @@ class Batch:
         self.check_finite()
         return self._prepared(self.raw[i])
 
-    def stacked(self) -> Tensor:
-        """Stack all views below one another, ``(m B, d)``."""
-        views = self.views
-        if self._stack is None:
-            self._stack = torch.cat(views)
-        return self._stack
-
     def view_similarities(self, first: bool = False) -> Tensor:
         """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
 
@@ -198,14 +194,19 @@ class Batch:
     def _stackable(self) -> bool:
         """Whether the views can be normalized together."""
         first, *others = self.raw
-        alike = all(v.dtype == first.dtype and v.requires_grad == first.requires_grad for v in others)
-        return self.normalize and alike and first.dim() == 2 and not checks.traced()
+        if not self.normalize or first.dim() != 2 or checks.traced():
+            return False
+        return all(v.dtype == first.dtype and v.requires_grad == first.requires_grad for v in others)
 
     def stack(self, views: Sequence[Tensor]) -> Tensor:
         """Stack some views below one another."""
         if len(views) == 1:
             return views[0]
-        return self.stacked() if views is self._views else torch.cat([*views])
+        if views is not self._views:
+            return torch.cat([*views])
+        if self._stack is None:
+            self._stack = torch.cat(self._views)
+        return self._stack
 
     @property
     def half(self) -> torch.dtype | None:
@@ -255,7 +256,12 @@ class Batch:
         return EPS_HALF if z.dtype == torch.float16 else EPS
 
     def check_finite(self) -> None:
-        """Raise if a view contains NaN or infinity."""
+        """Raise if a view contains NaN or infinity; where values are read, find the :attr:`longest` row."""
+        if checks.wanted(self.raw[0]):
+            norms = [float(torch.linalg.vector_norm(view.detach(), dim=-1).amax()) for view in self.raw]
+            if all(map(math.isfinite, norms)):
+                self.longest = max(norms)
+                return
         for i, view in enumerate(self.raw, 1):
             checks.require_finite(view, f"view {i}")
 

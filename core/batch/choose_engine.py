@@ -76,19 +76,19 @@ def negatives_of(
     return masked_negatives(batch, blocks, mask, both, optional)
 
 
-def pairs_of(batch: Batch) -> PairNegatives | None:
-    """Return the first view's similarities to the others, if these are a small matrix and nothing else is known."""
-    known = (batch.group, batch.negatives, batch.ids, batch.log_q)
-    if batch.device.type != "cpu" or any(x is not None for x in known) or checks.traced():
+def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
+    """Return the pairs of the first view with the others, in ``both`` directions if asked, if a matrix suits them."""
+    alone = batch.group is None and batch.negatives is None and batch.ids is None and batch.log_q is None
+    if batch.device.type != "cpu" or not alone or checks.traced():
         return None
     separate = any(x.requires_grad for x in batch.raw[1:])
-    pairs, engine = batch.size**2 * (len(batch.raw) - 1), batch.engine
-    if (fastest_engine(batch.device, pairs, separate) if engine == "auto" else engine) != "matrix":
+    pairs, engine = batch.size**2 * (len(batch.raw) - 1) * (1 + both), batch.engine
+    if (fastest_engine(batch.device, pairs, separate, both) if engine == "auto" else engine) != "matrix":
         return None
     anchors, *others = batch.views
     keys = batch.stack(others)
-    own = own_columns(batch.size, keys.shape[0], batch.size, batch.device)
-    return PairNegatives(anchors, keys, own, batch.bound)
+    own = own_columns(batch.size * (1 + both), keys.shape[0], batch.size, batch.device)
+    return PairNegatives(anchors, keys, own, batch.bound or batch.longest**2, both)
 
 
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:
@@ -238,11 +238,8 @@ def path(objective: Any, scores: Scores) -> str:
     if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
         return "chunks" if separate else "tiles"
-    if isinstance(neg, TiltedNegatives):
-        neg = neg.neg
-    if isinstance(neg, JoinedNegatives):  # by the largest part
-        neg = neg.parts[0].neg if isinstance(neg.parts[0], TiltedNegatives) else neg.parts[0]
-    return neg.engine
+    neg = neg.parts[0] if isinstance(neg, JoinedNegatives) else neg  # by the largest part
+    return neg.neg.engine if isinstance(neg, TiltedNegatives) else neg.engine
 
 
 def _suits_chunks(objective: Any, neg: TileNegatives) -> bool:

@@ -214,9 +214,10 @@ def _symmetric(batch: Batch) -> Scores:
     if batch.labels is not None:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
-    pos = batch.view_similarities()
+    pairs = pairs_of(batch, both=True)
+    pos = batch.view_similarities() if pairs is None else None
     a, b = batch.views
-    return _scores(batch, "symmetric", [([a], [b])], pos, both=True)
+    return _scores(batch, "symmetric", [([a], [b])], pos, both=True, pairs=pairs)
 
 
 def _first_two(batch: Batch) -> Scores:

@@ -94,10 +94,8 @@ class Scores:
     @property
     def uniform(self) -> bool:
         """Whether all anchors, and all positives of an anchor, count the same, and none are in other processes."""
-        whole = (
-            self.pos_mask is None and self.anchor_factor is None and self.rows is None and isinstance(self.share, float)
-        )
-        return whole and self.neg.group is None
+        whole = self.pos_mask is None and self.anchor_factor is None and self.rows is None and self.neg.group is None
+        return whole and isinstance(self.share, float)
 
     def mark_invalid(self, losses: Tensor) -> Tensor:
         """Return the losses, NaN for anchors without negatives where no error can be raised."""
@@ -110,12 +108,9 @@ class Scores:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
         if self.neg.group is not None:
             return self.neg.group.mean(x, self.anchor_factor) * self.share
-        mean = (
-            x.mean()
-            if self.anchor_factor is None
-            else (x * self.anchor_factor).sum() / self.anchor_factor.sum().clamp(min=1)
-        )
-        return mean * self.share
+        if self.anchor_factor is None:
+            return x.mean() * self.share
+        return (x * self.anchor_factor).sum() / self.anchor_factor.sum().clamp(min=1) * self.share
 
     def by_row(self, x: Tensor) -> Tensor:
         """Return ``(anchors,)`` values as ``(rows,)``, with zeros where a row is not an anchor or does not count."""

@@ -173,7 +173,8 @@ class LogSumExp(Accumulator):
                 seen = torch.sub(tile.keep[1 - dim], 1.0, out=workspace("p", x.shape)).mul_(-lowest).add_(y)
             new_max = torch.maximum(row_max[anchors], seen.amax(dim))
             # 2. exponentials relative to them
-            p = self._exponentials(torch.sub(y, new_max.unsqueeze(dim), out=workspace("p", x.shape)), tile, dim)
+            out = x if tile.mirror is None else workspace("p", x.shape)
+            p = self._exponentials(torch.sub(y, new_max.unsqueeze(dim), out=out), tile, dim)
             # 3. rescale the sums so far, and add
             row_sum[anchors] *= (row_max[anchors] - new_max).exp2_()
             row_sum[anchors] += p.sum(dim)
@@ -194,6 +195,9 @@ class LogSumExp(Accumulator):
             columns = self._share(columns, tile, 0).mul_(gradient[tile.mirror])
         x = self._share(x.sub_(row_max[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
         return x if columns is None else x.add_(columns)
+
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
+        return torch.mul(p, gradient[tile.rows].unsqueeze(1), out=out)
 
     def _share(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
         """Compute the exponential of each key's exponent less the largest one, in place."""

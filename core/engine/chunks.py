@@ -26,9 +26,9 @@ from .tiles import Block, TileNegatives
 # Similarities of a chunk: 16 MB of float32 on a CPU, elsewhere 256 MB, or as many as its keys have numbers.
 CHUNK, LARGE_CHUNK = 2**22, 2**26
 
-# On a CPU, rows and keys of the tiles of a chunk, whose elementwise steps run in the cache; fewer keys for narrow
-# embeddings. Elsewhere a chunk is one tile: few large operations.
-HEIGHT, EDGES, NARROW = 1024, (256, 512), 256
+# On a CPU, rows and keys of the tiles of a chunk of narrow embeddings, whose elementwise steps run in the cache. All
+# other chunks are one tile: few large operations, and products take most of the time.
+HEIGHT, EDGE, NARROW = 1024, 256, 256
 
 
 def rows_of_chunk(device: str, anchors: int, keys: int, width: int) -> int:
@@ -75,9 +75,9 @@ class Chunk(TileNegatives):
     def shape(self, functions: Functions) -> tuple[int, int]:
         if self.tile is not None:
             return self.tile, self.tile
-        if self.left.device.type != "cpu":
+        if self.left.device.type != "cpu" or self.left.shape[1] > NARROW:
             return len(self.left), len(self.right)
-        return HEIGHT, EDGES[self.left.shape[1] > NARROW]
+        return HEIGHT, EDGE
 
     def workspace(self) -> Workspace | None:
         if not torch.is_grad_enabled():

@@ -186,5 +186,4 @@ def exchange(handle: Group, numbers: list[int]) -> list[list[int]]:
     own[: len(numbers)] = torch.tensor(numbers)
     gathered = own.new_empty(LENGTH * dist.get_world_size(handle))
     dist.all_gather_into_tensor(gathered, own, group=cpu_group(handle))
-    rows: list[list[int]] = gathered.view(-1, LENGTH)[:, : len(numbers)].tolist()
-    return rows
+    return gathered.view(-1, LENGTH)[:, : len(numbers)].tolist()

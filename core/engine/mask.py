@@ -223,7 +223,8 @@ class Mask:
             if self.period is None:
                 return None, None, None
             views = keys if self.hard is None else self.hard
-            return own_columns(rows, views, self.period, matrix.device, self.first), None, None
+            columns = own_columns.__wrapped__ if checks.traced() else own_columns
+            return columns(rows, views, self.period, matrix.device, self.first), None, None
         tile = Tile(slice(0, rows), slice(0, keys))
         tile = replace(self, limits=None).weigh(tile, None, Workspace(matrix))
         drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
@@ -265,14 +266,9 @@ class Mask:
         return range(1 - height + (height - 1 - start) % self.period, width, self.period)
 
 
+@lru_cache(maxsize=4)  # in a small batch they take as long to make as the similarities
 def own_columns(rows: int, views: int, period: int, device: torch.device, first: int = 0) -> Tensor:
     """Return which of the columns of some views are each anchor's sample, ``(rows, k)``; see :class:`Mask`."""
-    columns = _own_columns.__wrapped__ if checks.traced() else _own_columns
-    return columns(rows, views, period, device, first)
-
-
-@lru_cache(maxsize=4)  # in a small batch they take as long to make as the similarities
-def _own_columns(rows: int, views: int, period: int, device: torch.device, first: int) -> Tensor:
     with torch.inference_mode(False):
         row = (torch.arange(rows, device=device).unsqueeze(1) + first) % period
         return row + torch.arange(0, views, period, device=device)

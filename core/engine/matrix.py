@@ -340,9 +340,7 @@ class MatrixNegatives(Negatives):
         )
 
     def min(self) -> Tensor:
-        return self._reduce(  # type: ignore[no-any-return]
-            lambda x, rows: self.masked(x, math.inf, rows).amin(1, keepdim=True), lambda s: s, ()
-        )
+        return -MatrixNegatives(-self.scores, self.skip, self.drop).max()
 
     def _powers(self, b: Tensor, top: Tensor, order: int) -> Sequence[Tensor]:
         if not checks.wanted(self.scores):
@@ -379,12 +377,8 @@ class MatrixNegatives(Negatives):
         """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""
         weights, totals = self.weights(), []
         for rows, block in self._blocks():
-            w = (
-                torch.sub(block.detach(), top[rows].detach(), out=weights[rows])
-                .mul_(b[rows].detach())
-                .clamp_(min=LOWEST)
-                .exp_()
-            )
+            w = torch.sub(block.detach(), top[rows].detach(), out=weights[rows])
+            w.mul_(b[rows].detach()).clamp_(min=LOWEST).exp_()
             if self.log_weight is not None:
                 w.mul_(self.log_weight[rows].exp())
             self.exclude_(w, rows, 0.0)
@@ -393,11 +387,9 @@ class MatrixNegatives(Negatives):
         return (torch.cat(totals) / self.count).log(), weights
 
     def split(self) -> Sequence[Negatives]:
-        def part(x: Tensor | None, rows: slice) -> Tensor | None:
-            return None if x is None else x[rows]
-
+        known = self.skip, self.drop, self.log_weight
         return [
-            MatrixNegatives(block, part(self.skip, rows), part(self.drop, rows), part(self.log_weight, rows))
+            MatrixNegatives(block, *(None if x is None else x[rows] for x in known))
             for rows, block in self._blocks(4 * BLOCK)
         ]
 

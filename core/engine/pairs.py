@@ -23,28 +23,31 @@ class LogSumExpOfPairs(torch.autograd.Function):
 
     Args:
         left, right: ``(n, width)`` and ``(N, width)``.
-        own: ``(n, P)`` columns of each row's positives.
+        own: ``(n, P)`` columns of each row's positives; with ``both`` ``(2 n, 1)``, of which the halves are equal.
         multiple: the number.
         safe: whether exponents are so small that sums of exponentials neither overflow nor vanish.
+        both: also of the columns, whose results follow those of the rows; only where it is safe.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, left: Tensor, right: Tensor, own: Tensor, multiple: float, safe: bool
+        ctx: Any, left: Tensor, right: Tensor, own: Tensor, multiple: float, safe: bool, both: bool
     ) -> tuple[Tensor, Tensor]:
+        own = own[: left.shape[0]] if both else own
         s = left.mm(right.t())
         pos = s.gather(1, own)
         w = s.mul_(multiple)
         if safe:
-            total = w.exp_().scatter_(1, own, 0.0).sum(1, keepdim=True)
+            w.exp_().scatter_(1, own, 0.0)
+            total = torch.cat([w.sum(1), w.sum(0)]).unsqueeze(1) if both else w.sum(1, keepdim=True)
             lse = total.log()
         else:
             top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
             total = w.sub_(top).exp_().sum(1, keepdim=True)
             lse = total.log().add_(top)
         ctx.save_for_backward(left, right, own, w, total)
-        ctx.multiple = multiple
-        return lse, pos
+        ctx.multiple, ctx.both = multiple, both
+        return lse, pos.repeat(2, 1) if both else pos
 
     @staticmethod
     def backward(ctx: Any, d_lse: Tensor, d_pos: Tensor) -> tuple[Tensor | None, ...]:
@@ -52,21 +55,30 @@ class LogSumExpOfPairs(torch.autograd.Function):
         with checks.exact(left.device):
             if torch.is_grad_enabled():  # of a second derivative
                 s = left @ right.T
+                s, own = (torch.cat([s, s.T]), own.repeat(2, 1)) if ctx.both else (s, own)
                 found = (s * ctx.multiple).scatter(1, own, -math.inf).logsumexp(1, keepdim=True), s.gather(1, own)
                 leaves = [x for x in (left, right) if x.requires_grad]
                 gradients = iter(torch.autograd.grad(found, leaves, (d_lse, d_pos), create_graph=True))
-                return *(next(gradients) if x.requires_grad else None for x in (left, right)), None, None, None
-            ds = (w * (d_lse * ctx.multiple / total)).scatter_(1, own, d_pos)  # where the weights are zero
+                return *(next(gradients) if x.requires_grad else None for x in (left, right)), None, None, None, None
+            factor = d_lse * ctx.multiple / total
+            if ctx.both:
+                (rows, columns), (d_rows, d_columns) = factor.chunk(2), d_pos.chunk(2)
+                factor, d_pos = rows + columns.t(), d_rows + d_columns
+            ds = (w * factor).scatter_(1, own, d_pos)  # where the weights are zero
             d_left = ds.mm(right) if ctx.needs_input_grad[0] else None
             d_right = ds.t().mm(left) if ctx.needs_input_grad[1] else None
-        return d_left, d_right, None, None, None
+        return d_left, d_right, None, None, None, None
 
 
 class PairNegatives(MatrixNegatives):
-    """:class:`MatrixNegatives` of embeddings, with each anchor's positives, ``own`` columns that are not negatives."""
+    """:class:`MatrixNegatives` of embeddings, with each anchor's positives, ``own`` columns that are not negatives.
 
-    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float | None) -> None:
-        self.left, self.right, self.own, self.bound = left, right, own, math.inf if bound is None else bound
+    Args:
+        both: the keys are anchors too, after the others, with the anchors as their keys; ``own`` has rows for both.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float, both: bool = False) -> None:
+        self.left, self.right, self.own, self.bound, self.both = left, right, own, bound, both
         self.skip, self.drop, self.log_weight, self.workspace, self._buffers = own, None, None, None, 0
         self.count = float(right.shape[0] - own.shape[1])
         self._differentiated = torch.is_grad_enabled()  # the first reduction may be one without gradient
@@ -74,7 +86,8 @@ class PairNegatives(MatrixNegatives):
     @cached_property
     def scores(self) -> Tensor:  # type: ignore[override]
         with torch.set_grad_enabled(self._differentiated):
-            return Product.apply(self.left, self.right)  # type: ignore[no-any-return]
+            matrix = Product.apply(self.left, self.right)
+            return torch.cat([matrix, matrix.T]) if self.both else matrix
 
     @cached_property
     def pos(self) -> Tensor:
@@ -86,8 +99,8 @@ class PairNegatives(MatrixNegatives):
         known = self.__dict__.keys() & {"scores", "pos"}
         if not (known or per_anchor or guided) and torch.is_grad_enabled() == self._differentiated:
             multiple = multiple_of(f)
-            if multiple is not None:
-                safe = self.bound * abs(multiple) <= SAFE
-                lse, self.pos = LogSumExpOfPairs.apply(self.left, self.right, self.own, multiple, safe)
+            safe = multiple is not None and self.bound * abs(multiple) <= SAFE
+            if multiple is not None and (safe or not self.both):
+                lse, self.pos = LogSumExpOfPairs.apply(self.left, self.right, self.own, multiple, safe, self.both)
                 return lse
         return super().logsumexp(f, *per_anchor, guided=guided)

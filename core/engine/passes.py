@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import checks
 from ..values import Value
-from .accumulators import Accumulator, MeanSoftplus, SumExp, normalized_gradients
+from .accumulators import Accumulator, LogSumExp, MeanSoftplus, SumExp, normalized_gradients
 from .functions import Traced
 from .mask import Mask, Tile, Workspace
 from .quadratic import Quadratics
@@ -79,7 +79,7 @@ class TilePass:
             The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
         """
         stored: list[Tensor] = []
-        overwritten = self._overwrites() and not self._stores_exponentials()
+        overwritten = self._overwrites() and not self._stores_exponentials(len(right))
         capacity //= math.prod(self.shape)
         with checks.exact(left.device):
             for number, tile in enumerate(self._tiles(len(left), len(right))):
@@ -131,7 +131,7 @@ class TilePass:
             scaled_left: the anchors in the units of ``d_right``, if these are others than those of ``gradients``.
         """
         scaled_left = left if scaled_left is None else scaled_left
-        exponentials, learned = self._stores_exponentials(), isinstance(self.functions, Softplus) and d_tensors
+        learned = isinstance(self.functions, Softplus) and d_tensors
         ds: Tensor | None
         parts: list[Tensor]
         d_anchors, total = d_left, left.new_zeros(())
@@ -141,7 +141,7 @@ class TilePass:
         with checks.exact(left.device):  # it may be called under autocast
             for number, tile in enumerate(self._tiles(len(left), len(right))):
                 # 1. recompute similarities, and their gradient
-                if number < len(stored) and exponentials:
+                if number < len(stored) and self._stores_exponentials(len(right)):
                     p, tile = stored[number], self.mask.weigh(tile, None, workspace)
                     out = p if last else workspace("s", p.shape)
                     ds, parts = accumulator.from_exponentials(p, gradients[0], tile, workspace, out), []
@@ -153,7 +153,11 @@ class TilePass:
                     else:
                         s = workspace("s", stored[number].shape).copy_(stored[number])
                     tile = self.mask.weigh(tile, s, workspace)
-                    ds, parts = self._similarity_gradient(s, tile, accumulator, gradients, workspace)
+
+                    def value_gradient(k: int, x: Tensor, tile: Tile = tile) -> Tensor:
+                        return accumulator.value_gradient(k, x, gradients[k], tile, workspace)
+
+                    ds, parts = self.functions.backpropagate(s, tile, workspace, value_gradient)
                 # 2. anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
                 if ds is not None and d_left is not None:
                     d_left[tile.rows].addmm_(ds, right[tile.keys])
@@ -173,21 +177,15 @@ class TilePass:
                 if d_anchors is not None:
                     d_anchors += d_left
 
-    def _similarity_gradient(
-        self, s: Tensor, tile: Tile, accumulator: Accumulator, gradients: Sequence[Tensor], workspace: Workspace
-    ) -> tuple[Tensor | None, list[Tensor]]:
-        def value_gradient(k: int, x: Tensor) -> Tensor:
-            return accumulator.value_gradient(k, x, gradients[k], tile, workspace)
-
-        return self.functions.backpropagate(s, tile, workspace, value_gradient)
-
     def _overwrites(self) -> bool:
         """Return whether functions are computed in the place of the similarities."""
         return self.functions.scale != 1.0
 
-    def _stores_exponentials(self) -> bool:
+    def _stores_exponentials(self, keys: int) -> bool:
         """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
-        in_place = self.accumulator is MeanSoftplus or (self.accumulator is SumExp and self._overwrites())
+        # of a log-sum-exp they are relative to the maximum, which one tile knows if it has all keys
+        whole = self.accumulator is LogSumExp and not self.mirrored and self.shape[1] >= keys
+        in_place = self.accumulator is MeanSoftplus or ((self.accumulator is SumExp or whole) and self._overwrites())
         return in_place and self.mask.limits is None  # which compare similarities, in the backward pass too
 
     def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:

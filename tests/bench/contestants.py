@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -49,7 +50,9 @@ class Contestant:
 Keys = Callable[[Tensor], Tensor]
 
 
-def of_spec(spec: str, t: float, keys: Keys, exact: bool = False) -> Loss:
+def of_spec(
+    spec: str, t: float, keys: Keys, exact: bool = False, normalize: bool = True, library: ModuleType = cp
+) -> Loss:
     """Return an objective on the pairing and with the engine that its spec ends with.
 
     Args:
@@ -57,22 +60,41 @@ def of_spec(spec: str, t: float, keys: Keys, exact: bool = False) -> Loss:
         t: the temperature.
         keys: returns the queue.
         exact: in float64, as a matrix.
+        normalize: whether it normalizes the embeddings.
+        library: this one, or another version of it; see :func:`version`.
     """
     # neither is part of a spec, but both are part of what is compared
     spec, *further = re.split(r",(?=pairing=|engine=)", spec)
     how: dict[str, Any] = dict(option.split("=") for option in further)
+    how |= {} if normalize else {"normalize": False}
     pairing = how.pop("pairing", None)
-    loss = cp.objective(spec.replace("=T", f"={t}").replace("(T", f"({t}"))
+    loss = library.objective(spec.replace("=T", f"={t}").replace("(T", f"({t}"))
     if exact:
-        loss, how = loss.double(), {"engine": "matrix"}
+        loss, how = loss.double(), how | {"engine": "matrix"}
     if pairing == "queue":
         return lambda a, b: loss.to(a.device)(a, b, queue=keys(a), **how)  # type: ignore[no-any-return]
     return lambda a, b: loss.to(a.device)(a, b, pairing=pairing, **how)  # type: ignore[no-any-return]
 
 
-def ours(specs: list[str], keys: Keys) -> list[Contestant]:
-    """Our objectives, each as its spec says."""
-    return [Contestant(spec, lambda t, size, s=spec: of_spec(s, t, keys)) for spec in specs]  # type: ignore[misc]
+def ours(specs: list[str], keys: Keys, normalize: bool, before: Path | None) -> list[Contestant]:
+    """Our objectives, each as its spec says, and those of another checkout, whose rivals they are."""
+
+    def make(spec: str, library: ModuleType) -> Callable[[float, int], Loss]:
+        return lambda t, size: of_spec(spec, t, keys, normalize=normalize, library=library)
+
+    earlier = [] if before is None else [(spec, make(spec, version(before))) for spec in specs]
+    return [Contestant(s, make(s, cp)) for s in specs] + [Contestant(f"before {s}", m, s) for s, m in earlier]
+
+
+def version(checkout: Path) -> ModuleType:
+    """Import the core of another checkout beside this one, under a name that it takes for its own."""
+    name, core = f"{cp.__name__}.before", checkout / "core"
+    spec = importlib.util.spec_from_file_location(name, core / "__init__.py", submodule_search_locations=[str(core)])
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def cross_entropy(t: float, size: int) -> Loss:
@@ -102,7 +124,13 @@ def queue_of(length: int) -> Callable[[Tensor], Tensor]:
     return keys
 
 
-def paired_cross_entropy(pairing: str, keys: Callable[[Tensor], Tensor]) -> Callable[[float, int], Loss]:
+def unit(z: Tensor, normalize: bool) -> Tensor:
+    return functional.normalize(z) if normalize else z
+
+
+def paired_cross_entropy(
+    pairing: str, keys: Callable[[Tensor], Tensor], normalize: bool = True
+) -> Callable[[float, int], Loss]:
     """What one writes by hand for a pairing with separate keys: one matrix of logits."""
 
     def make(t: float, size: int) -> Loss:
@@ -111,7 +139,7 @@ def paired_cross_entropy(pairing: str, keys: Callable[[Tensor], Tensor]) -> Call
         def loss(a: Tensor, b: Tensor) -> Tensor:
             nonlocal labels
             labels = labels.to(a.device)
-            a, b = functional.normalize(a), functional.normalize(b)
+            a, b = unit(a, normalize), unit(b, normalize)
             if pairing == "queue":
                 b = b.detach()
                 logits = torch.cat([(a * b).sum(1, keepdim=True), a @ keys(a).T], 1) / t
@@ -125,7 +153,7 @@ def paired_cross_entropy(pairing: str, keys: Callable[[Tensor], Tensor]) -> Call
     return make
 
 
-def linear_cross_entropy(pairing: str) -> list[Contestant]:
+def linear_cross_entropy(pairing: str, normalize: bool) -> list[Contestant]:
     """PyTorch's chunked loss, which has its gradients after the forward pass."""
     try:
         from torch.nn import LinearCrossEntropyOptions
@@ -143,7 +171,7 @@ def linear_cross_entropy(pairing: str) -> list[Contestant]:
         def loss(a: Tensor, b: Tensor) -> Tensor:
             nonlocal labels
             labels = labels.to(a.device)
-            a, b = functional.normalize(a), functional.normalize(b)
+            a, b = unit(a, normalize), unit(b, normalize)
             return directed(a, b) if pairing == "one_way" else (directed(a, b) + directed(b, a)) / 2
 
         return loss
@@ -338,16 +366,18 @@ PEERS = [*VIEWS, *DIRECTED]
 
 def contestants(given: argparse.Namespace) -> list[Contestant]:
     keys = queue_of(given.queue)
+    normalize = not given.unit
+    own_losses = ours(given.losses, keys, normalize, given.before)
     if given.pairing == "views":
-        field = [*ours(given.losses, keys), Contestant("F.cross_entropy", cross_entropy, matrices=3.2)]
+        field = [*own_losses, Contestant("F.cross_entropy", cross_entropy, matrices=3.2)]
         one_way = paired_cross_entropy("one_way", keys)
         field.append(Contestant("F.cross_entropy, one_way", one_way, ONE_WAY, matrices=0.8))
         peers: dict[str, Callable[[], list[Contestant]]] = {name: VIEWS[name] for name in given.peers if name in VIEWS}
     else:
-        field, own = ours(given.losses, keys), f"{OURS},pairing={given.pairing}"
-        by_hand = paired_cross_entropy(given.pairing, keys)
+        field, own = own_losses, f"{OURS},pairing={given.pairing}"
+        by_hand = paired_cross_entropy(given.pairing, keys, normalize)
         field.append(Contestant("F.cross_entropy", by_hand, own, matrices=3.2))
-        peers = {"F.linear_cross_entropy": partial(linear_cross_entropy, given.pairing)}
+        peers = {"F.linear_cross_entropy": partial(linear_cross_entropy, given.pairing, normalize)}
         sigmoid = {"siglip_kernel"} if given.pairing == "symmetric" else set()
         able = () if given.pairing == "queue" else set(DIRECTED) - sigmoid
         peers |= {name: partial(DIRECTED[name], given.pairing) for name in given.peers if name in able}

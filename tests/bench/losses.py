@@ -6,6 +6,8 @@
     python -m tests.bench.losses --pairing one_way                 # or symmetric, queue: a pairing and its peers
     python -m tests.bench.losses --pairing one_way --peers open_clip --sizes 4096 --losses \
         "siglip:t=learned(T),b=learned(-10,-100,100)"
+    python -m tests.bench.losses --pairing one_way --unit --peers none    # of unit vectors, which nobody normalizes
+    python -m tests.bench.losses --pairing symmetric --before ../88efa1b  # and ours as another checkout has it
     python -m tests.bench.losses --threads 2                       # wall clock of two threads
     python -m tests.bench.losses --device cuda --dtype bfloat16 --pairing symmetric --width 512 --sizes 16384,65536 \\
         --losses infonce:t=T adnce:t=T infonce:t=T,engine=tiles
@@ -121,7 +123,7 @@ def gradient_errors(field: list[Contestant], size: int, given: argparse.Namespac
     for c in field:
         spec = c.name if c.name in given.losses else c.rival
         if spec not in exact:
-            loss = of_spec(spec, given.temperature, queue_of(given.queue), exact=True)
+            loss = of_spec(spec, given.temperature, queue_of(given.queue), exact=True, normalize=not given.unit)
             exact[spec] = gradient(loss, z.double())
         found, wanted = gradient(c.make(given.temperature, size), z).double(), exact[spec]
         factor = (found * wanted).sum() / wanted.square().sum()
@@ -138,6 +140,7 @@ def gradient(loss: Loss, z: Tensor) -> Tensor:
 
 def embeddings(size: int, given: argparse.Namespace) -> Tensor:
     z = torch.randn(2, size, given.width, generator=torch.Generator().manual_seed(0))
+    z = torch.nn.functional.normalize(z, dim=2) if given.unit else z
     return z.to(given.device, given.dtype)
 
 
@@ -211,6 +214,7 @@ def memory(contestant: Contestant, size: int, given: argparse.Namespace) -> floa
     command += ["--width", str(given.width), "--temperature", str(given.temperature), "--losses", *given.losses]
     command += ["--device", given.device, "--dtype", str(given.dtype).removeprefix("torch.")]
     command += ["--precision", given.precision, *(["--interpret"] if given.interpret else [])]
+    command += [*(["--unit"] if given.unit else []), *(["--before", str(given.before)] if given.before else [])]
     peer = contestant.name.split()[0]
     command += ["--peers", peer if peer in PEERS else "none"]
     command += ["--official", str(given.official)] if peer == "official" else []
@@ -272,6 +276,8 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.1)
     parser.add_argument("--pairing", choices=WORK, default="views", help="who is compared with whom")
     parser.add_argument("--queue", type=int, default=65536, help="keys of --pairing queue")
+    parser.add_argument("--unit", action="store_true", help="unit vectors; no loss normalizes them, peers' excepted")
+    parser.add_argument("--before", type=Path, help="another checkout, whose losses run too")
     parser.add_argument("--losses", nargs="+", help="ours; T stands for the temperature")
     parser.add_argument("--rounds", type=int, help="by default fewer for larger sizes")
     parser.add_argument("--threads", type=int, default=1)

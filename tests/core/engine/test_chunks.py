@@ -24,7 +24,7 @@ def small_chunks(monkeypatch):
     """Several chunks of several tiles, of which the last are smaller."""
     monkeypatch.setattr(chunks, "CHUNK", 40)
     monkeypatch.setattr(chunks, "HEIGHT", 2)
-    monkeypatch.setattr(chunks, "EDGES", (4, 4))
+    monkeypatch.setattr(chunks, "EDGE", 4)
 
 
 def options(pairing: str, z: torch.Tensor) -> dict:
@@ -140,10 +140,11 @@ def test_golden_values(golden, engine, monkeypatch):
     ("name", "t"),
     [*itertools.product(["aligned", "duplicates", "identical", "opposite"], [0.1, 0.01, 0.005]), ("zero", 0.1)],
 )
-def test_float32(name, t, monkeypatch):
+@pytest.mark.parametrize("edge", [32, 1024], ids=["tiles", "one tile"])
+def test_float32(name, t, edge, monkeypatch):
     """As near to float64 as the matrix is, at any temperature."""
     monkeypatch.setattr(chunks, "CHUNK", 1024)
-    monkeypatch.setattr(chunks, "EDGES", (32, 32))
+    monkeypatch.setattr(chunks, "EDGE", edge)
     z = difficult(name)
     found = []
     for dtype, engine in ((torch.float64, "matrix"), (torch.float32, "matrix"), (torch.float32, "chunks")):
@@ -254,15 +255,16 @@ def test_memory():
     assert int(subprocess.check_output([sys.executable, "-c", MEMORY])) < 40_000
 
 
-def test_a_gpu_has_chunks_of_one_tile(monkeypatch):
-    """Few large operations instead of many in the cache."""
-    z, how = embeddings(dtype=torch.float64), {"pairing": "one_way", "false_negatives": cp.threshold(0.2)}
+@pytest.mark.parametrize("spec", ["hcl:t=T", "infonce:t=T", "infonce:t=0.001", "siglip:t=T"])
+@pytest.mark.parametrize("pairing", ["threshold", "inner products", "ids", "log_q", "negatives", "own negatives"])
+def test_wide_embeddings_have_chunks_of_one_tile(spec, pairing, monkeypatch):
+    """As a GPU has: few large operations instead of many in the cache. Exponentials are stored for the gradient."""
+    z = embeddings(dtype=torch.float64)
     monkeypatch.setattr(chunks, "HEIGHT", 4)
+    monkeypatch.setattr(chunks, "NARROW", 0)
     monkeypatch.setattr(chunks, "rows_of_chunk", lambda device, *sizes: 4)
-    with monkeypatch.context() as patch:
-        patch.setattr(chunks.Chunk, "shape", lambda self, _: (len(self.left), len(self.right)))
-        got = step("hcl:t=T", z, how, "chunks")
-    for x, wanted in zip(got, step("hcl:t=T", z, how, "matrix"), strict=True):
+    how = options(pairing, z)
+    for x, wanted in zip(step(spec, z, how, "chunks"), step(spec, z, how, "matrix"), strict=True):
         torch.testing.assert_close(x, wanted, rtol=1e-9, atol=1e-9)
 
 
@@ -354,7 +356,8 @@ def test_objectives_that_do_not_say_are_not_split():
         (TileNegatives, {"pairing": "one_way", "engine": "tiles:64"}),
         (TileNegatives, {"pairing": "one_way", "engine": "tiles"}),
         (PairNegatives, {"pairing": "one_way", "engine": "matrix"}),
-        (cp.MatrixNegatives, {"pairing": "symmetric", "engine": "matrix"}),
+        (PairNegatives, {"pairing": "symmetric", "engine": "matrix"}),
+        (cp.MatrixNegatives, {"pairing": "views", "engine": "matrix"}),
     ],
 )
 def test_chosen(kind, how, monkeypatch):

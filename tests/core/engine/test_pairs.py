@@ -11,6 +11,8 @@ from counterpoint.batch.scores import PairScores
 from counterpoint.engine.pairs import PairNegatives
 
 OPTIONS: dict[str, Any] = {"pairing": "one_way", "engine": "matrix"}
+SYMMETRIC = OPTIONS | {"pairing": "symmetric"}
+PAIRINGS = pytest.mark.parametrize("how", [OPTIONS, SYMMETRIC], ids=["one_way", "symmetric"])
 
 
 def views(number: int = 2, size: int = 7, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
@@ -18,7 +20,9 @@ def views(number: int = 2, size: int = 7, dtype: torch.dtype = torch.float64) ->
     return [torch.randn(size, 5, dtype=dtype, generator=draw).requires_grad_() for _ in range(number)]
 
 
-def by_hand(z: list[torch.Tensor], t: float, normalize: bool) -> torch.Tensor:
+def by_hand(z: list[torch.Tensor], t: float, normalize: bool, how: dict[str, Any] = OPTIONS) -> torch.Tensor:
+    if how is SYMMETRIC:
+        return (by_hand(z, t, normalize) + by_hand(z[::-1], t, normalize)) / 2
     anchors, *others = [torch.nn.functional.normalize(x, dim=1) for x in z] if normalize else z
     s = anchors @ torch.cat(others).T / t
     own = torch.arange(len(anchors)).unsqueeze(1) + torch.arange(0, s.shape[1], len(anchors))
@@ -43,6 +47,16 @@ def test_a_batch(number, t, normalize):
     assert_same_gradients(loss, by_hand(z, t, normalize), z)
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize(("t", "fused"), [(0.5, True), (0.001, False)])
+def test_both_directions(t, fused, normalize):
+    """In one function where exponentials need no shift; rows and columns have maxima of their own."""
+    z = views()
+    loss = cp.InfoNCE(t)(*z, normalize=normalize, **SYMMETRIC)
+    assert ("LogSumExpOfPairs" in str(nodes(loss))) == fused
+    assert_same_gradients(loss, by_hand(z, t, normalize, SYMMETRIC), z)
+
+
 def nodes(x: torch.Tensor) -> set[str]:
     found, following = set(), [x.grad_fn]
     while following:
@@ -53,35 +67,39 @@ def nodes(x: torch.Tensor) -> set[str]:
     return {type(node).__name__ for node in found}
 
 
-def test_twice_through_one_graph():
+@PAIRINGS
+def test_twice_through_one_graph(how):
     z = views()
-    loss = cp.InfoNCE(0.1)(*z, **OPTIONS)
+    loss = cp.InfoNCE(0.1)(*z, **how)
     first, second = (torch.autograd.grad(loss, z, retain_graph=True) for _ in range(2))
     assert all(map(torch.equal, first, second))
 
 
+@PAIRINGS
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_frozen_tower(frozen):
+def test_a_frozen_tower(frozen, how):
     z = views()
     z[frozen].requires_grad_(False)
     other = z[1 - frozen]
-    (found,) = torch.autograd.grad(cp.InfoNCE(0.3)(*z, **OPTIONS), other)
-    (wanted,) = torch.autograd.grad(by_hand(z, 0.3, True), other)
+    (found,) = torch.autograd.grad(cp.InfoNCE(0.3)(*z, **how), other)
+    (wanted,) = torch.autograd.grad(by_hand(z, 0.3, True, how), other)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
     assert z[frozen].grad is None
 
 
-def test_a_second_derivative():
+@PAIRINGS
+def test_a_second_derivative(how):
     z = views(size=3)
     for normalize in (True, False):
-        assert torch.autograd.gradgradcheck(lambda *x: cp.InfoNCE(0.5)(*x, normalize=normalize, **OPTIONS), z)  # noqa: B023
+        assert torch.autograd.gradgradcheck(lambda *x: cp.InfoNCE(0.5)(*x, normalize=normalize, **how), z)  # noqa: B023
 
 
-def negatives(z: list[torch.Tensor]) -> PairNegatives:
-    return PairNegatives(*z, torch.arange(len(z[0])).unsqueeze(1), None)
+def negatives(z: list[torch.Tensor], both: bool = False) -> PairNegatives:
+    return PairNegatives(*z, torch.arange(len(z[0])).repeat(1 + both).unsqueeze(1), 6.0 if both else math.inf, both)
 
 
-def test_what_is_asked_first_changes_nothing():
+@pytest.mark.parametrize("both", [False, True], ids=["one_way", "symmetric"])
+def test_what_is_asked_first_changes_nothing(both):
     """In any order, and under no_grad too, as a temperature that follows the batch asks first."""
 
     def lse(neg: PairNegatives) -> torch.Tensor:
@@ -95,7 +113,7 @@ def test_what_is_asked_first_changes_nothing():
     for first in questions:
         for second in questions:
             z = views()
-            neg, plain = negatives(z), negatives(z)
+            neg, plain = negatives(z, both), negatives(z, both)
             assert plain.scores is not None  # the matrix from the beginning
             found, wanted = (
                 first(n).detach().sum() + second(n).sum() + n.pos.sum() + lse(n).sum() for n in (neg, plain)
@@ -124,11 +142,12 @@ def test_exponents_of_any_size():
                 torch.testing.assert_close(own.double(), wanted, rtol=1e-3, atol=1e-5 / scale)
 
 
-def test_autocast_does_not_round():
+@PAIRINGS
+def test_autocast_does_not_round(how):
     z = views(dtype=torch.float32)
-    plain = torch.autograd.grad(cp.InfoNCE(0.05)(*z, **OPTIONS), z)
+    plain = torch.autograd.grad(cp.InfoNCE(0.05)(*z, **how), z)
     with torch.autocast("cpu", torch.bfloat16):
-        found = torch.autograd.grad(cp.InfoNCE(0.05)(*z, **OPTIONS), z)
+        found = torch.autograd.grad(cp.InfoNCE(0.05)(*z, **how), z)
     assert all(map(torch.equal, plain, found))
 
 
