@@ -83,14 +83,14 @@ class Keys(NamedTuple):
         return value if isinstance(value, Keys) else Keys(value)
 
     def columns(self, queries: int, documents: int) -> Tensor | None:
-        """Return ``positives`` as rows of documents, ``(queries, P)``, -1 for none; no document twice."""
+        """Return ``positives`` as rows of documents, ``(queries, P)``, in falling order, -1 for none; none twice."""
         if self.positives is None:
             return None
         given = checks.require_tensor(self.positives, "documents: positives")
         if given.dtype == torch.bool and given.shape == (queries, documents):
             most = documents if checks.traced() else max(1, int(given.sum(1).max()))
             marked, rows = given.to(torch.uint8).topk(most)
-            return rows.masked_fill(marked == 0, -1)
+            return rows.masked_fill(marked == 0, -1).sort(1, descending=True).values
         fits = given.dim() in (1, 2) and len(given) == queries and given.numel() > 0
         if given.dtype == torch.bool or not checks.is_whole(given) or not fits:
             expected = f"expected integers ({queries}, P) or ({queries},), or booleans ({queries}, {documents})"
@@ -100,7 +100,8 @@ class Keys(NamedTuple):
             expected = f"expected rows from 0 to {documents - 1}, or -1 for none"
             raise ValueError(f"documents: positives: {expected}, got {rows[wrong][:5].tolist()}.")
         rows = rows.sort(1, descending=True).values
-        return rows.masked_fill(rows == torch.nn.functional.pad(rows, (1, -1), value=-1), -1)
+        again = rows == torch.nn.functional.pad(rows, (1, -1), value=-1)
+        return rows.masked_fill(again, -1).sort(1, descending=True).values
 
 
 View = Tensor | Keys

@@ -66,6 +66,23 @@ def test_each_query_is_what_it_is_alone(spec, engine, known):
     torch.testing.assert_close(by_mask, found, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("spec", ["arcl(infonce:t=0.02)", "dro:radius=9"])
+def test_equal_documents_have_the_gradient_of_one(spec):
+    """Rounding, and so the engine, decides which of them is the least similar positive, or the largest negative."""
+    for seed in range(8):
+        queries, documents = embeddings(seed)
+        with torch.no_grad():
+            documents[4] = documents[0]
+            documents[8] = documents[7]
+        losses = [cp.objective(spec).double()(queries, cp.Keys(documents, positives=INDEX), engine=e) for e in ENGINES]
+        (loss, *slope), *others = ((x, *torch.autograd.grad(x, [queries, documents])) for x in losses)
+        for other, *of_other in others:
+            torch.testing.assert_close(other, loss, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(of_other[0], slope[0], rtol=1e-9, atol=1e-12)
+            for i, j in ((0, 4), (7, 8)):
+                torch.testing.assert_close(of_other[1][[i, j]].sum(0), slope[1][[i, j]].sum(0), rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_one_positive_each_is_cross_entropy(engine):
     queries, documents = embeddings()
@@ -90,6 +107,26 @@ def test_a_guide_that_has_seen_the_documents(engine):
     expected = torch.nn.functional.cross_entropy((s / 0.3).masked_fill(drop, -torch.inf), index)
     how = {"guide": g, "false_negatives": cp.margin(-0.6), "engine": engine}
     check(cp.InfoNCE(0.3)(queries, keys, **how), expected, [queries, documents])
+
+
+@pytest.mark.parametrize("engine", ENGINES[:3])
+@pytest.mark.parametrize("positives", ["repeated", "padded", "booleans"])
+def test_a_guide_of_several_positives_each(engine, positives):
+    """Soft targets are the same whichever keys are positives: each document keeps its guide, in any order of rows."""
+    (queries, documents), (g, of_documents) = embeddings(), (x.detach() for x in embeddings(1, 4))
+    index = torch.stack([torch.arange(QUERIES), torch.arange(QUERIES).roll(2), torch.arange(QUERIES) + 3], 1)
+    if positives == "repeated":
+        index[1], index[4, 2] = torch.tensor([1, 0, 1]), index[4, 0]
+    elif positives == "padded":
+        index[2, 0] = index[5, 1] = -1
+    else:
+        index = torch.zeros(QUERIES, DOCUMENTS, dtype=torch.bool).scatter(1, index, True)
+    targets = (normalize(g, dim=1) @ normalize(of_documents, dim=1).T / 0.2).softmax(1)
+    keys = cp.Keys(documents, positives=index, guide=of_documents)
+    for rules in ({}, {"false_negatives": cp.threshold(9.0)}):
+        found = cp.SoftTargets(0.3, tau=0.2)(queries, keys, guide=g, engine=engine, **rules)
+        s = normalize(queries, dim=1) @ normalize(documents, dim=1).T
+        check(found, torch.nn.functional.cross_entropy(s / 0.3, targets), [queries, documents])
 
 
 @pytest.mark.parametrize("positives", [INDEX, INDEX[:, 1].clamp(min=0), MASK], ids=["index", "column", "booleans"])
@@ -176,6 +213,78 @@ def test_two_processes_are_one(tmp_path, case):
         torch.testing.assert_close(two[0][name][0], loss, msg=str(name))
         for i, slope in enumerate(slopes, 1):
             torch.testing.assert_close(torch.cat([found[name][i] for found in two]) / 2, slope, msg=str(name))
+
+
+DRAWN = [
+    "infonce:t=0.3", "hcl:t=learned(0.3)", "adnce:t=0.3,mu=auto,sigma=auto", "supcon:t=0.2", "arcl(dcl:t=0.3)", "psl",
+    "infonce:radius=0.1", "dro:shared=true", "soft:t=0.3", "siglip", "hcl:t=0.3 + 0.5*soft:t=learned(0.2) + 0.1*dp",
+]  # fmt: skip
+
+
+def drawn(seed):
+    """A random call: objective, sizes of two processes, tensors of all queries and documents, and options."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def number(low, high):
+        return int(torch.randint(low, high + 1, (), generator=draw))
+
+    spec, sizes = DRAWN[seed % len(DRAWN)], [(number(1, 4), number(3, 6)) for _ in range(2)]
+    queries, documents = (sum(some) for some in zip(*sizes, strict=True))
+    tensors = {
+        "queries": torch.randn(queries, 4, generator=draw, dtype=torch.float64),
+        "documents": torch.randn(documents, 4, generator=draw, dtype=torch.float64),
+    }
+    of_process = [torch.randint(-1, n, (m, number(1, 3)), generator=draw) for m, n in sizes]
+    of_process[number(0, 1)][:1, 0] = 0  # one positive at least
+    if number(0, 1):
+        tensors |= {"log_q": 1 - 3 * torch.rand(documents, generator=draw, dtype=torch.float64)}
+    if number(0, 2):
+        tensors |= {"ids": torch.arange(queries) % 5, "document_ids": torch.arange(documents) % 7}
+    rules = [None, "threshold(0.6)", "margin(-0.7)"][number(0, 1 if "dp" in spec else 2)]  # dp has no positives
+    if (rules and number(0, 1)) or "soft" in spec:
+        tensors["guide"] = torch.randn(queries, 3, generator=draw, dtype=torch.float64)
+        tensors["document_guide"] = torch.randn(documents, 3, generator=draw, dtype=torch.float64)
+    options = {"false_negatives": rules, "empty": ["keep", "zero"][number(0, 1)]} if rules else {}
+    options |= {"engine": ["matrix", "tiles:2", "tiles:5", "auto"][number(0, 3)], "normalize": number(0, 3) > 0}
+    frozen = ["", "", "queries", "documents"][number(0, 3)]
+    return spec, sizes, tensors, of_process, options, frozen
+
+
+def gathered_draws(rank, world, seeds):
+    found = {}
+    for seed in seeds:
+        spec, sizes, tensors, of_process, options, frozen = drawn(seed)
+        queries, documents = (part([*some] if world > 1 else [sum(some)], rank) for some in zip(*sizes, strict=True))
+        if world > 1:
+            positives = of_process[rank]
+        else:  # the second process's rows come after the first one's
+            most = max(p.shape[1] for p in of_process)
+            moved = [p + i * sizes[0][1] * (p >= 0) for i, p in enumerate(of_process)]
+            positives = torch.cat([torch.nn.functional.pad(p, (0, most - p.shape[1]), value=-1) for p in moved])
+        own = {k: x[documents if k.startswith("document") else queries] for k, x in tensors.items() if k != "log_q"}
+        leaves = {k: own[k].clone().requires_grad_() for k in ("queries", "documents") if k != frozen}
+        q, d = (leaves.get(k, own[k]) for k in ("queries", "documents"))
+        log_q = tensors["log_q"][documents] if "log_q" in tensors else None
+        keys = cp.Keys(d, own.get("document_ids"), own.get("document_guide"), log_q, positives=positives)
+        options |= {name: own[name] for name in ("ids", "guide") if name in own}
+        loss_fn = cp.objective(spec).double()
+        for _ in range(2):  # the second step has the state of the first
+            loss = loss_fn(q, keys, gather=world > 1, **options)
+        leaves |= dict(loss_fn.named_parameters())
+        slopes = torch.autograd.grad(loss, [*leaves.values()], allow_unused=True)
+        slopes = [torch.zeros(()) if x is None else x for x in slopes]
+        found[seed] = {"loss": loss.detach(), **dict(zip(leaves, slopes, strict=True))}
+    return found
+
+
+def test_random_batches_of_two_processes(tmp_path):
+    (one,), two = (run(gathered_draws, tmp_path, world, world, range(110)) for world in (1, 2))
+    for seed, expected in one.items():
+        for name, value in expected.items():
+            parts = [found[seed][name] for found in two]
+            together = torch.cat(parts) if name in ("queries", "documents") else sum(parts)
+            context = f"{drawn(seed)}, {name}"
+            torch.testing.assert_close(together / 2, value, rtol=1e-8, atol=1e-10, msg=lambda m, c=context: f"{c}: {m}")
 
 
 QUERY, KEYS = torch.eye(4), torch.eye(4)
