@@ -19,6 +19,7 @@ compiling: Callable[[], bool] = (
 )
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # not in torch 2.2
 _mode = "auto"
+GROUPS = " If each group is a batch of its own: torch.vmap(loss_fn)(z1, z2)."
 
 
 def set_checks(mode: str) -> None:
@@ -126,7 +127,7 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
     if whole and not stacked:
         raise ValueError(
             f"view 1: expected shape (batch, width), got {shape(views[0])}. For (views, batch, width), call "
-            "loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
+            f"loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True).{GROUPS}"
         )
     views = views[0].unbind(1) if stacked else views
     dims = 3 if queued and views[0].dim() == 3 else 2
@@ -134,7 +135,7 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
         if view.dim() != dims or view.shape != views[0].shape:
             raise ValueError(
                 f"view {i}: expected shape {shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {shape(view)}."
+                f"{' as view 1' if i > 1 else ''}, got {shape(view)}.{GROUPS * (view.dim() > dims)}"
             )
         if 0 in view.shape:
             raise ValueError(f"view {i}: empty, shape {shape(view)}.")

@@ -271,9 +271,25 @@ class Tracked(nn.Module):
         current, average = current.detach(), self.value.to(current.dtype)
         updated = torch.where(average.isnan(), current, self.momentum * average + (1 - self.momentum) * current)
         if self.training and torch.is_grad_enabled():
-            self.value = updated.to(self.value.dtype)  # not in place, for the same reason as Schedule.step
+            self.value = kept(updated.to(self.value.dtype), self.value)  # not in place, as Schedule.step
             return updated
         return torch.where(average.isnan(), current, average)
+
+
+def kept(new: Tensor, old: Tensor) -> Tensor:
+    """Return a module's new state; raise where torch.vmap would leave a tensor that nothing outside of it can read."""
+    if not checks.compiling() and _mapped(new) and not _mapped(old):
+        raise RuntimeError(
+            "torch.vmap: each of the mapped calls has statistics of its own, which training cannot keep: call in a "
+            "loop, call loss_fn.eval(), or map the state as well, with torch.func.functional_call."
+        )
+    return new
+
+
+def _mapped(x: Tensor) -> bool:
+    wrappers = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    inside = wrappers.is_functorch_wrapped_tensor(x)
+    return inside and (wrappers.is_batchedtensor(x) or _mapped(wrappers.get_unwrapped(x)))
 
 
 def number(value: float) -> str:

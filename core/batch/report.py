@@ -19,8 +19,7 @@ from .scores import Scores
 def report(objective: Any, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
     """Compute averages over a batch's anchors, without gradient.
 
-    Returns a dict. Works on copies, in evaluation mode: no gradient is stored; no
-    schedule, tracked value or training mode changes.
+    Works on copies, in evaluation mode: no gradient is stored; no schedule, tracked value or training mode changes.
     With ``gather=``, call it in all processes; all get the same numbers.
 
     * ``loss``; for a sum also ``term[<spec>]``, what each weighted term adds to it

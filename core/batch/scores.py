@@ -94,8 +94,8 @@ class Scores:
     @property
     def uniform(self) -> bool:
         """Whether all anchors, and all positives of an anchor, count the same, and none are in other processes."""
-        whole = self.pos_mask is None and self.anchor_factor is None and self.rows is None and self.neg.group is None
-        return whole and isinstance(self.share, float)
+        parts = (self.pos_mask, self.anchor_factor, self.rows, self.neg.group)
+        return all(x is None for x in parts) and isinstance(self.share, float)
 
     def mark_invalid(self, losses: Tensor) -> Tensor:
         """Return the losses, NaN for anchors without negatives where no error can be raised."""
@@ -106,11 +106,11 @@ class Scores:
 
     def anchors_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
+        factor = self.anchor_factor
         if self.neg.group is not None:
-            return self.neg.group.mean(x, self.anchor_factor) * self.share
-        if self.anchor_factor is None:
-            return x.mean() * self.share
-        return (x * self.anchor_factor).sum() / self.anchor_factor.sum().clamp(min=1) * self.share
+            return self.neg.group.mean(x, factor) * self.share
+        mean = x.mean() if factor is None else (x * factor).sum() / factor.sum().clamp(min=1)
+        return mean * self.share
 
     def by_row(self, x: Tensor) -> Tensor:
         """Return ``(anchors,)`` values as ``(rows,)``, with zeros where a row is not an anchor or does not count."""

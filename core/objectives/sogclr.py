@@ -12,7 +12,7 @@ from .. import checks
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Real
 from ..objective import Objective
-from ..values import Value, log
+from ..values import Value, kept, log
 
 
 class SogCLR(Objective, name="sogclr"):
@@ -91,7 +91,7 @@ class SogCLR(Objective, name="sogclr"):
         share = (log_u - top[slots]).exp()
         share = torch.zeros_like(top).scatter_reduce(0, slots, share, "mean", include_self=False)
         # not in place: a compiled backward pass may recompute values from the averages of its forward pass
-        self.log_mean = torch.where(share > 0, top + share.log(), self.log_mean)
+        self.log_mean = kept(torch.where(share > 0, top + share.log(), self.log_mean), self.log_mean)
 
     def _filled(self, value: float) -> Tensor:
         """Return a number for each sample or, after one another, for both views of each."""

@@ -672,6 +672,46 @@ def test_vmap_is_a_loop(spec):
     torch.testing.assert_close(torch.func.vmap(lambda z: call(loss_fn, z, **how))(batches), expected)
 
 
+GROUPS = torch.randn(2, 5, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("known", ["ids", "labels"])
+def test_groups_with_numbers_of_their_own(known):
+    numbers = torch.stack([torch.arange(6) % (i + 2) for i in range(5)])
+    loss_fn = at("hcl:t=T", 0.3)
+
+    def loss(a, b, of_group):
+        return loss_fn(a, b, **{known: of_group})
+
+    expected = torch.stack([loss(*group) for group in zip(*GROUPS, numbers, strict=True)])
+    torch.testing.assert_close(torch.vmap(loss)(*GROUPS, numbers), expected)
+
+
+def test_groups_in_a_plain_call_are_refused():
+    message = r"got \(5, 6, 4\)\..* If each group is a batch of its own: torch\.vmap\(loss_fn\)\(z1, z2\)\.$"
+    for known in ({}, {"labels": torch.arange(5)}, {"ids": torch.arange(5)}):
+        with pytest.raises(ValueError, match=message):
+            cp.InfoNCE()(*GROUPS, **known)
+    with pytest.raises(ValueError, match=message):
+        cp.InfoNCE()(GROUPS[0], cp.Keys(GROUPS[1], positives=torch.arange(6)))
+
+
+@pytest.mark.parametrize("spec", ["adnce:mu=auto", "hcl:radius=0.1", "sogclr:size=6", "isogclr:size=6"])
+def test_training_keeps_no_state_that_vmap_has_mapped(spec):
+    """It would be a tensor that nothing outside of torch.vmap can read or store."""
+    loss_fn, known = cp.objective(spec).double(), {"index": torch.arange(6)} if "sogclr" in spec else {}
+    over = torch.vmap(lambda a, b: loss_fn(a, b, **known))
+    before = {name: x.clone() for name, x in loss_fn.state_dict().items()}
+    for call in (over, torch.vmap(torch.func.grad(lambda a: loss_fn(a, GROUPS[1, 0], **known)))):
+        with pytest.raises(RuntimeError, match=r"torch\.vmap: each of the mapped calls has statistics of its own"):
+            call(*GROUPS) if call is over else call(GROUPS[0])
+        torch.testing.assert_close(dict(loss_fn.state_dict()), before, equal_nan=True)
+    expected = torch.stack([loss_fn.eval()(*group, **known) for group in GROUPS.unbind(1)])
+    torch.testing.assert_close(over(*GROUPS), expected)
+    torch.func.grad(lambda a: loss_fn.train()(a, GROUPS[1, 0], **known))(GROUPS[0, 0])
+    assert any(not torch.equal(x, before[name]) for name, x in loss_fn.state_dict().items())
+
+
 # ---- text ---------------------------------------------------------------------------------------
 
 

@@ -278,7 +278,7 @@ def gathered_draws(rank, world, seeds):
 
 
 def test_random_batches_of_two_processes(tmp_path):
-    (one,), two = (run(gathered_draws, tmp_path, world, world, range(110)) for world in (1, 2))
+    (one,), two = (run(gathered_draws, tmp_path, world, world, range(66)) for world in (1, 2))
     for seed, expected in one.items():
         for name, value in expected.items():
             parts = [found[seed][name] for found in two]
