@@ -21,7 +21,7 @@ from .batch.batch import Batch
 from .batch.choose_engine import chunked_loss
 from .batch.gathered import gathered_batch
 from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction, View
-from .batch.pairings import check_guide, check_use, scores_of, uses_guide
+from .batch.pairings import check_guide, check_use, guide_of_targets, scores_of, uses_guide
 from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
@@ -29,7 +29,6 @@ from .engine.distributed import Gather
 from .hyper import Choice, Flag, Hyper, Numbers, Parametrized, Real, warn_of_scales
 from .names import check_known, kind
 from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
-from .vectors import widen
 
 OF_HOST = ("temperature", "denominator")  # those of another loss are the defaults in its place
 
@@ -234,7 +233,7 @@ class Objective(Parametrized):
         """
         check_use(guide, self)
         if targets is not None and guide is None and uses_guide(self):
-            guide = widen(targets).log()
+            guide = guide_of_targets(self, targets)
         follows = any(isinstance(part, FromHost) and part.name == "temperature" for part in self.modules())
         if isinstance(scale, Tensor) and scale.requires_grad and not follows:
             own = "scale= is trained, but has no gradient beside a temperature of the objective's own"

@@ -33,6 +33,7 @@ from ..engine.matrix import MatrixNegatives, Negatives, concatenated
 from ..engine.pairs import PairNegatives
 from ..engine.tiles import LIMITED
 from ..names import check_known
+from ..vectors import widen
 from .batch import Batch
 from .choose_engine import (
     Part,
@@ -95,6 +96,13 @@ def check_guide(batch: Batch, objective: Any) -> None:
 def uses_guide(objective: Any) -> bool:
     """Return whether an objective reduces with ``guided=True``; those that do have this attribute."""
     return any(getattr(part, "uses_guide", False) for part in objective.modules())
+
+
+def guide_of_targets(objective: Any, targets: Tensor) -> Tensor:
+    """Return the guide's similarities whose softmax is soft targets."""
+    if any(getattr(part, "weight", "") == "linear" for part in objective.modules()):
+        raise ValueError(f"targets=: {objective} reads cosines of a guide; weight=softmax,tau=1 reads targets.")
+    return widen(targets).log()
 
 
 def check_use(guide: Any, objective: Any) -> None:
@@ -197,12 +205,11 @@ def _views(batch: Batch) -> Scores:
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
     hard = None if batch.negatives is None else batch.negatives.embeddings
-    if batch.labels is not None:
-        anchors, *others = batch.views
-        return _labeled(batch, "one_way", [([anchors], others)], hard)
-    pairs = pairs_of(batch)
-    pos = batch.view_similarities(first=True) if pairs is None else None
+    pairs = pairs_of(batch)  # none with labels
+    pos = batch.view_similarities(first=True) if pairs is None and batch.labels is None else None
     anchors, *others = batch.views
+    if batch.labels is not None:
+        return _labeled(batch, "one_way", [([anchors], others)], hard)
     if pos is not None and not batch.in_batch:
         return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
@@ -222,10 +229,9 @@ def _symmetric(batch: Batch) -> Scores:
 
 def _first_two(batch: Batch) -> Scores:
     _require(batch, 2, "first_two")
-    views = batch.views
-    a, b, *rest = views
+    a, b, *rest = batch.views
     pos = torch.cat([torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))])
-    two = [a, b] if rest else views
+    two = [a, b] if rest else batch.views
     return _scores(batch, "first_two", [(two, two)], pos)
 
 
@@ -259,18 +265,12 @@ def _queue(batch: Batch) -> Scores:
         return _documents(batch, batch.queue, batch.queue.positives)
     if len(batch.raw) != 2:
         raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}.")
-    query, key, views = batch.view(0), batch.view(1).detach(), 2
-    if query.dim() == 3 and query.shape[1] > 1:
-        views = query.shape[1]
-        # min over j != l: a key of the same view is not a positive in Algorithm 2
-        pairs = [(j, i) for j in range(views) for i in range(views) if i != j]
-        pos = torch.stack([(query[:, j] * key[:, i]).sum(-1) for j, i in pairs], 1)
-    elif query.dim() == 3:
-        pos = (query * key).sum(-1)
-    else:
-        pos = (query * key).sum(-1, keepdim=True)
+    query, key = (z if z.dim() == 3 else z.unsqueeze(1) for z in (batch.view(0), batch.view(1).detach()))
+    views, anchors = query.shape[1], query[:, 0]
+    # min over j != l: a key of the same view is not a positive in Algorithm 2
+    pairs = [(j, i) for j in range(views) for i in range(views) if i != j or views == 1]
+    pos, pos_mask = torch.stack([(query[:, j] * key[:, i]).sum(-1) for j, i in pairs], 1), None
     bank, mask = batch.queue, _mask_of_bank(batch, batch.queue)
-    anchors, pos_mask = query[:, 0] if query.dim() == 3 else query, None
     neg: Negatives
     if batch.labels is not None and mask.ids is not None:
         matrix = anchors @ bank.embeddings.T
@@ -278,7 +278,7 @@ def _queue(batch: Batch) -> Scores:
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
         neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
-    return Scores(pos, neg, pos_mask, "queue", views=views)
+    return Scores(pos, neg, pos_mask, "queue", views=max(views, 2))
 
 
 def _mask_of_bank(batch: Batch, bank: Keys) -> Mask:

@@ -145,7 +145,10 @@ def scores_from_logits(
     else:
         counted = labels != ignore_index
         labels = _columns(labels, counted, logits.shape[1], ignore_index)
-        _check_positives(labels, counted, masked)
+        lost = counted if masked is None else masked.gather(1, labels).squeeze(1) & counted
+        if masked is not None and checks.wanted(labels) and bool(lost.any()):
+            first = lost.nonzero()[:5, 0].tolist()
+            raise ValueError(f"logits: those of the positives of rows {first} are masked, {MASKED:g} or less.")
         drop = None if masked is None else masked.scatter(1, labels, True)
 
     # 2. which rows count, and which of these have negatives
@@ -158,7 +161,9 @@ def scores_from_logits(
         kept = counted & with_negatives
         share = kept.to(widen(logits).dtype).sum() / counted.sum().clamp(min=1)
         if empty == "warn" and checks.wanted(kept) and bool(share < 1):
-            _warn_of_empty(int(counted.sum() - kept.sum()), int(counted.sum()))
+            few = f"{int(counted.sum() - kept.sum())} of {int(counted.sum())} anchors have no negatives"
+            why = "so their loss is zero: every key is masked, or there is one key alone."
+            warnings.warn(f"{few}, {why}", stacklevel=1)  # always the same place, so that Python warns once
 
     # 3. the others leave, or become zeros
     rows: Tensor | None = None
@@ -265,20 +270,3 @@ def _columns(labels: Tensor, counted: Tensor, keys: int, ignore_index: int) -> T
         first = labels[wrong][:5].tolist()
         raise ValueError(f"labels: expected columns from 0 to {keys - 1} or {ignore_index}, got {first}.")
     return labels.where(counted, 0).unsqueeze(1)
-
-
-def _check_positives(columns: Tensor, counted: Tensor, masked: Tensor | None) -> None:
-    if masked is None or not checks.wanted(columns):
-        return
-    lost = masked.gather(1, columns).squeeze(1) & counted
-    if bool(lost.any()):
-        first = lost.nonzero()[:5, 0].tolist()
-        raise ValueError(f"logits: those of the positives of rows {first} are masked, {MASKED:g} or less.")
-
-
-def _warn_of_empty(empty: int, anchors: int) -> None:
-    warnings.warn(
-        f"{empty} of {anchors} anchors have no negatives, so their loss is zero: every key is masked, or there is one "
-        "key alone.",
-        stacklevel=1,  # always the same place, so that Python warns once
-    )

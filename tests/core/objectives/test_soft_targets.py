@@ -227,6 +227,24 @@ def test_one_target_is_one_positive_for_every_objective(soft, name):
     assert reports[0] == pytest.approx(reports[1], nan_ok=True)
 
 
+def test_one_target_in_single_precision():
+    """The positive's gradient is a difference of numbers of size 1/t: that of its label, up to their rounding."""
+    logits, slopes = torch.tensor([[0.9, 0.45, 0.4]]), []
+    loss_fn = cp.objective("dcl:t=0.02,prior=0")
+    for x in (logits.requires_grad_(), logits.detach().double().requires_grad_()):
+        found = loss_fn.from_logits(x, targets=torch.tensor([[1.0, 0.0, 0.0]]))
+        slopes += [torch.autograd.grad(y, x)[0] for y in (found, loss_fn.from_logits(x, torch.tensor([0])))]
+    for slope in slopes[:3]:
+        torch.testing.assert_close(slope.double(), slopes[3], rtol=1e-5, atol=torch.finfo(torch.float32).eps / 0.02)
+    torch.testing.assert_close(slopes[2], slopes[3], rtol=1e-6, atol=0)
+
+
+def test_targets_are_no_cosines_of_a_guide():
+    """``weight=linear`` would read their logarithms as cosines."""
+    with pytest.raises(ValueError, match=r"targets=: .*weight=linear reads cosines of a guide; weight=softmax"):
+        (cp.InfoNCE() + cp.SoftTargets(T, weight="linear")).from_logits(torch.randn(3, 3), targets=torch.eye(3))
+
+
 def test_the_positive_is_the_mean_of_the_keys_by_the_targets():
     """Of similarities 1 and 0 with targets .6 and .4; the key of the largest target is in the denominator."""
     logits, targets = torch.tensor([[1.0, 0.0, -1.0]]).double(), torch.tensor([[0.6, 0.4, 0.0]]).double()
