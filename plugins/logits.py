@@ -42,9 +42,10 @@ REDUCTIONS = ("mean", "sum", "none")
 class ContrastiveLoss(nn.Module):
     """An objective with the interface of ``nn.CrossEntropyLoss``, for contrastive logits.
 
-    ``criterion(logits, labels)`` with logits ``(anchors, keys)``, the positive at column ``labels``; several positives
-    per row are booleans or equal numbers ``(anchors, keys)``, and soft targets other numbers. With ``infonce:t=host``
-    it is cross entropy.
+    ``criterion(logits, labels)`` with logits ``(anchors, keys)``, the positive at column ``labels``. Labels ``(anchors,
+    keys)`` are several positives per row, which are not each other's negatives, if they are booleans or, in each row,
+    equal numbers; other numbers are soft targets. With ``infonce:t=host`` it is cross entropy, of several positives
+    with ``supcon:t=host``.
 
     If the scale is trained, as CLIP's is, pass it with each call, and let the objective use it::
 

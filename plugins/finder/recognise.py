@@ -185,6 +185,7 @@ def _choose(
 
 def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_index: int = -100) -> Tensor | None:
     """Return the soft targets of cross entropy, of the shape of the logits; None for columns and equal positives."""
+    labels = labels.to(logits.dtype) if smoothing and labels.dtype == torch.bool else labels
     if labels.is_floating_point() and labels.shape == logits.shape and bool((labels >= 0).all()):
         targets, largest = widen(labels), labels.amax(-1, keepdim=True)
         if not smoothing and bool(((labels == 0) | (labels == largest)).all() & ((labels != 0).sum(-1) > 1).any()):

@@ -140,6 +140,22 @@ def test_soft_targets_and_label_smoothing(spec, smoothing):
             torch.testing.assert_close(loss, cross_entropy(s, given, **how), rtol=1e-12, atol=0)
 
 
+def test_several_positives_and_targets_that_ramp_from_them():
+    """Rows of equal numbers are positives, as booleans are; SupCon of both these and soft targets is cross entropy."""
+    s, positive = similarities(), torch.eye(6, 9).bool() | torch.eye(6, 9).bool().roll(1, 1)
+    equal = positive / positive.sum(1, keepdim=True).double()
+    nearly = equal * torch.linspace(1, 1 + 1e-9, 9, dtype=torch.float64)
+    for spec, jumps in (("supcon:t=host", False), ("infonce:t=host", True), ("hcl:t=host", True)):
+        several, first, later = (ContrastiveLoss(spec, scale=4.0)(s, x) for x in (positive, equal, nearly))
+        torch.testing.assert_close(first, several, rtol=1e-12, atol=0)
+        assert torch.allclose(first, later, rtol=1e-6) is not jumps
+    torch.testing.assert_close(ContrastiveLoss("supcon:t=host", scale=4.0)(s, equal), cross_entropy(s, equal))
+    for criterion in (ContrastiveLoss("infonce:t=host", scale=4.0), ContrastiveLoss("supcon:t=host", scale=4.0)):
+        torch.testing.assert_close(criterion(s, nearly), cross_entropy(s, nearly))
+        criterion.label_smoothing = 0.1
+        torch.testing.assert_close(criterion(s, positive), cross_entropy(s, equal, label_smoothing=0.1))
+
+
 @pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce + 0.1*dp"])
 def test_a_forgotten_scale_is_warned_of_once(spec, recwarn):
     s, labels = similarities(), torch.arange(6)
