@@ -66,7 +66,7 @@ class Row:
     adversarial: tuple[Tensor, Tensor] | None = None
     mixed: Tensor | None = None
     first: Tensor | None = None  # stays in the denominator in place of the positive
-    estimated: Tensor | None = None  # in place of the positives where they debias the negatives
+    estimated: Tensor | None = None  # the key of the largest soft target, whose mean similarity is ``p``
     alone: bool = False  # no positive in the denominator
     counts: bool = True  # False: the loss is zero, since the rules remove every negative
     times: float = 1.0  # how often the positive is in the denominator
@@ -335,9 +335,13 @@ def joint_rows(batch: Batch, s: Tensor, judge: Tensor, items: _Items, log_weight
 
 def least_similar(s: Tensor, keys: list[int]) -> list[int]:
     """The keys with the smallest similarity, up to rounding."""
-    most = float(s[keys].min())
-    most += 32 * torch.finfo(s.dtype).eps * max(1.0, abs(most))
+    most = rounded_up(s[keys].min())
     return [k for k in keys if s[k] <= most]
+
+
+def rounded_up(most: Tensor) -> Tensor:
+    """The limit that similarities of this size are below, up to rounding."""
+    return most + 32 * torch.finfo(most.dtype).eps * most.abs().clamp(min=1)
 
 
 # ---- formulas --------------------------------------------------------------------------------------
@@ -439,7 +443,8 @@ def arctanh(row: Row, q: Parameters) -> Tensor:
 
 
 def soft(row: Row, q: Parameters) -> Tensor:
-    s, w = torch.cat([row.p, row.s]), torch.cat([torch.zeros_like(row.p), row.w])
+    own = row.p if row.estimated is None else row.estimated  # whose targets are the guide
+    s, w = torch.cat([own, row.s]), torch.cat([torch.zeros_like(own), row.w])
     g = s.detach() if row.guide is None else row.guide
     target = g / q["tau"] if q["weight"] == "softmax" else ((1 + g) / 2).clamp(min=1e-38).log()
     share = (target + w).softmax(0)

@@ -50,6 +50,7 @@ def compare(
     sizes: list[float],
     how: str,
     moved: Sequence[torch.Tensor],
+    cancels: bool = False,
 ) -> None:
     """Assert that value and gradients are the reference's, up to what rounding similarities to ``eps`` does to them.
 
@@ -67,6 +68,8 @@ def compare(
         sizes: how much an error of all similarities' gradients can grow on its way to each leaf.
         how: what the temperatures are, see :func:`moving`.
         moved: what is trained and moves all temperatures: their logarithms, or the scale of the logits.
+        cancels: whether a positive is in the numerator and, apart from it, in the denominator, so that its gradient is
+            a difference of numbers of the size of one over the temperature.
     """
     sign, at_first = -1 if how == "host" else 1, q
     log_t = torch.zeros((), dtype=torch.float64, requires_grad=True)
@@ -129,7 +132,7 @@ def compare(
     # ArCL's positive, all of SupCon's and all soft targets are in the denominator too: their gradients cancel
     lowest = 1e-3 if '"radius": 0' in json.dumps(q, default=str) else min(map(float, temperatures(at_first)), default=1)
     own = any(f'"{name}"' in json.dumps(q, default=str) for name in ("supcon", "soft"))
-    cancelling = 1 / lowest if wraps_paper(q) or own else 0.0
+    cancelling = 1 / lowest if wraps_paper(q) or own or cancels else 0.0
     # terms of a sum see the same rounding of the similarities, but each draw disturbs them apart
     terms = len(q["terms"]) if q["name"] == "sum" else 1
     exact, *draws = [reference_values(roundings) for roundings in (0, 2, 2, 2)]

@@ -159,12 +159,24 @@ def outcome(
                 trained |= dict(loss_fn.named_parameters())
                 factors = torch.linspace(0.5, 1.5, loss.numel(), dtype=loss.dtype) if loss.dim() else 1.0
                 slopes = dict(zip(trained, gradients((loss * factors).sum(), [*trained.values()]), strict=True))
+                if any(f'"{name}"' in json.dumps(q) for name in ("arcl", "dro")):
+                    slopes = {n: of_equal_rows(x, trained[n]) if n.startswith("leaf") else x for n, x in slopes.items()}
                 for name, x in {"loss": loss, **slopes, **dict(loss_fn.named_buffers())}.items():
                     found[f"step {step}, {name}"] = x.detach().double()
         except (ValueError, TypeError) as error:
             return str(error).split("\n\nWhile executing")[0]  # a compiler's traceback
     counts.update(f"option {name}" for name in options)
     return found
+
+
+def of_equal_rows(gradient: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Sum the gradients of equal embeddings.
+
+    If two documents are equal, rounding decides which one is ArCL's least similar positive, or whether they share the
+    gradient of CL-DRO's largest negative; each engine rounds in an order of its own.
+    """
+    _, which = x.detach().unique(dim=0, return_inverse=True)
+    return torch.zeros_like(gradient).index_add(0, which, gradient)
 
 
 def agree(found: Outcome, expected: Outcome, how: str) -> None:
