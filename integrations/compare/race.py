@@ -1,8 +1,8 @@
 """``counterpoint race``: the best setting for the script in front of you, at equal compute.
 
 Every treatment trains for a share of the script's length, with one seed; Optuna's successive halving drops the worse
-ones, and the others train to the end, with several seeds. The winner is then compared, on fresh seeds, with the
-script's own loss at its best temperature, and with that loss trained longer.
+ones, and the others train to the end, with several seeds. The winner, or the best other treatment where that is the
+script's own loss, is then compared on fresh seeds with this loss at its best temperature, and with it trained longer.
 """
 
 from __future__ import annotations
@@ -69,14 +69,17 @@ class Race(Comparison):
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
         self._search()
-        tuned = best([arm for arm in self.arms if arm.own])
-        winner = best(self.arms)
-        rows = [*dict.fromkeys([winner.text, tuned.text, *[HOST] * (winner is tuned)])]
+        tuned = best((arm for arm in self.arms if arm.own), self.arms[0])
+        if math.isnan(tuned.full):
+            raise ValueError("no training of the whole length gave a number; the output of the runs has the reason.")
+        winner = best(self.arms, tuned)
+        rival = best((arm for arm in self.arms if not arm.own), tuned) if winner is tuned else winner
+        rows = [*dict.fromkeys([rival.text, tuned.text, *[HOST] * (winner is tuned)])]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
-        print_line(f"confirming {winner.text} against {tuned.text} on {len(seeds)} fresh seeds")
+        print_line(f"confirming {rival.text} against {tuned.text} on {len(seeds)} fresh seeds")
         label = f"{tuned.text}, {LONGER:g} x steps"
         cells = [self.cell(text, seed, steps_flag=self.flag) for seed, text in product(seeds, rows)]
-        if self.flag:
+        if self.flag and len(rows) < 3:  # more would cost more than a winner's confirmation
             longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
             cells += [self.cell(tuned.text, seed, **longer) for seed in seeds]
         runs = [run for run in self._run_cells(cells[: 2 * len(rows)], [self.confirmed_by]) if run.done]
@@ -84,19 +87,21 @@ class Race(Comparison):
             raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
         runs += [run for run in self._run_cells(cells[2 * len(rows) :], [self.confirmed_by]) if run.done]
         even = [] if self.settings.any_length else [run for run in runs if run.arguments.get("length") is None]
-        errors = dict(uneven(even))
+        errors = [f"counterpoint race: {error}" for _, error in uneven(even)]
         if errors or len(runs) < len(cells):
-            for error in errors.values():
-                print(f"counterpoint race: {error}", file=sys.stderr)
+            print(*errors, sep="\n", file=sys.stderr)
             return 1
         base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
         summary = report.summarise(runs, baseline=base, metrics=[self.confirmed_by.name], lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
         short = len(self.arms) * self._steps(1 / SHARE) / self.length
-        whole = self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)
+        search = short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)
         temperature = float(self.tune_seeds * sum(arm.own for arm in self.arms))
-        cost = {"race": short + whole, "temperature": temperature}  # in trainings of the script's length
-        said = sentence(winner.text, tuned.text, compared, label, cost, lower)
+        cost = {"race": search, "temperature": temperature}  # in trainings of the script's length
+        gain = compared[rival.text]
+        better = gain is not None and gain.different and (gain.difference < 0) == lower
+        winner = rival if better else winner
+        said = sentence(winner.text, rival.text, tuned.text, compared, label, search / max(temperature, 1.0), better)
         summary.notes[:0] = self._dropped()
         title = f"Race: {runs[0].arguments['dataset']}"
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder(), title)
@@ -106,8 +111,7 @@ class Race(Comparison):
             found = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "arms": arms, "cost": cost}
             print(json.dumps(finite(found)))
         else:
-            print(report.RENDER["terminal"](summary))
-            print(said)
+            print(report.RENDER["terminal"](summary), said, sep="\n")
         return 0
 
     def _search(self) -> None:
@@ -133,8 +137,13 @@ class Race(Comparison):
 
     def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
-        if not self.length:
-            self._count_lines()
+        if not self.length:  # the numbers that a whole training prints
+            self.length = float(len(self._train([HOST], {})[0].metrics()))
+        if self.length < SHARE and not self.flag:
+            raise ValueError(
+                f"--metric {self.chosen_by.text}: expected {SHARE} or more of these numbers while the script "
+                f"trains, to stop it early, got {self.length:g}; or name its own flag for its length by --steps-flag."
+            )
         arms: dict[str, Arm] = {}
         for family, factor in settings:
             if text := at_temperature(family, self.own, factor):
@@ -165,15 +174,6 @@ class Race(Comparison):
             tried = [arm.factor for arm in self.arms if arm.family == top.family]
             further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)
             more = further in FACTORS and self._begin([(top.family, further)])
-
-    def _count_lines(self) -> None:
-        """Take the numbers that a whole training prints as its length."""
-        self.length = float(len(self._train([HOST], {})[0].metrics()))
-        if self.length < SHARE:
-            raise ValueError(
-                f"--metric {self.chosen_by.text}: expected {SHARE} or more of these numbers while the script "
-                f"trains, to stop it early, got {self.length:g}; or name its own flag for its length by --steps-flag."
-            )
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)
@@ -248,37 +248,33 @@ def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
     return trials
 
 
-def best(arms: Sequence[Arm]) -> Arm:
-    """Return the arm that was best at the end."""
-    if not (finished := [arm for arm in arms if math.isfinite(arm.full)]):
-        raise ValueError("no training of the whole length gave a number; the output of the runs has the reason.")
-    return max(finished, key=lambda arm: arm.full)
+def best(arms: Iterable[Arm], otherwise: Arm) -> Arm:
+    """Return the arm that was best at the end, or else when it was dropped; ``otherwise`` where none gave a number."""
+    scores = [(not arm.dropped, arm.short if arm.dropped else arm.full, arm) for arm in arms]
+    known = (one for one in scores if math.isfinite(one[1]))
+    return max(known, key=lambda one: one[:2], default=(True, 0.0, otherwise))[2]
 
 
 def sentence(
-    winner: str, tuned: str, compared: Mapping[str, Verdict | None], longer: str, cost: Mapping[str, float], lower: bool
+    winner: str, rival: str, tuned: str, compared: Mapping[str, Verdict | None], longer: str, cost: float, better: bool
 ) -> str:
-    """Return the result of the race in a sentence, with intervals on fresh seeds."""
+    """Return the result of the race in a sentence, with fresh seeds' verdict on ``rival``: the winner, or the next."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
-    gain = compared.get(winner)
-    more = compared.get(longer)
-    times = f"the search cost {cost['race'] / max(cost['temperature'], 1):.2g} times tuning the temperature alone"
-    also = "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
+    more, gain, tuning = (compared.get(row) for row in (longer, rival, HOST))
+    times = f"the search cost {cost:.2g} times tuning the temperature alone"
+    times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if winner == tuned:
-        tuning = compared.get(HOST)
-        gained = "" if tuning is None or tuned == HOST else f": tuning gained {_interval(tuning, -1)}"
-        return f"nothing beats {own}{gained}; {times}{also}."
+        gained = "" if tuning is None else f": tuning gained {_interval(tuning, -1)}"
+        other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
+        return f"nothing beats {own}{gained}{other}; {times}."
     assert gain is not None
-    better = gain.different and (gain.difference < 0) == lower
-    said = f"{winner}: {_interval(gain)} over {own}"
-    return (
-        f"{said}; {times}{also}." if better else f"nothing is shown to beat {own}; the best was {said}; {times}{also}."
-    )
+    said = f"{rival}: {_interval(gain)} over {own}; {times}."
+    return said if better else f"nothing is shown to beat {own}; the best was {said}"
 
 
 def _interval(verdict: Verdict, sign: int = 1) -> str:
     low, high = sorted((sign * verdict.low, sign * verdict.high))
-    return f"{sign * verdict.difference:+.3g} [{low:.3g}, {high:.3g}]"
+    return f"{sign * verdict.difference + 0.0:+.3g} [{low:.3g}, {high:.3g}]"
 
 
 def _study(folder: Path) -> optuna.Study:
