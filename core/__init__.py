@@ -37,9 +37,10 @@ else:  # type checkers would take __getattr__ as a reason to accept any name
         if name == "__all__" or name in api.__all__:
             globals().update({public: getattr(api, public) for public in ("__all__", *api.__all__)})
             return globals()[name]
-        if here := _names.elsewhere(name):
-            message = f"module {__name__!r} has no attribute {name!r}; here it is cp.{here[1]}."
-            raise AttributeError(message, name=name, obj=None)
+        here = _names.elsewhere(name)
+        if here or name in _names.COMMANDS:
+            hint = f"here it is cp.{here[1]}" if here else f"it is a command, `counterpoint {name} --help`"
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {hint}.", name=name, obj=None)
         return _names.lazy(__name__, known=api.__all__)(name)
 
 

@@ -39,6 +39,7 @@ ELSEWHERE = {
 }
 
 
+COMMANDS = ("advise", "compare", "inject", "race", "train", "tune")  # of the command line; none is a function
 # the class of each built-in objective, by its name in specs; a test compares it with the registry
 OBJECTIVES = {
     "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "rince": "RINCE", "arctanh": "Arctanh", "adnce": "ADNCE",
@@ -104,7 +105,7 @@ def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
         classes: the class of each known objective, by its name in specs.
     """
     if name == "host":
-        return "'host' is the loss of a script that `counterpoint` runs; here, name an objective, or give like=."
+        return "'host' is the loss of a script that `counterpoint` runs; here, name an objective: infonce:t=0.1."
     here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")
     return f"unknown objective {name!r}.{nearest(here, classes)}"
 

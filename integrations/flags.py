@@ -250,8 +250,8 @@ def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
     return {name: value for name, value in typed.items() if value is not None}
 
 
-def spec(text: str) -> str:
-    """A type for argparse: the canonical text of a spec; an unknown name is refused before torch is imported."""
+def spec(text: str, paths: bool = False) -> str:
+    """A type for argparse: the canonical text of a spec, with ``paths`` or without; unknown names are refused first."""
     import counterpoint as cp
     from counterpoint.spec import check_names
 
@@ -263,7 +263,7 @@ def spec(text: str) -> str:
         loss_fn = cp.objective(text)
     except (TypeError, ValueError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-    for name, path in getattr(loss_fn, "paths", {}).items():
+    for name, path in ({} if paths else getattr(loss_fn, "paths", {})).items():
         raise argparse.ArgumentTypeError(f"{name}={path}: only inject, compare and race look up names of a script")
     return str(loss_fn)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from counterpoint.names import checked_options
 from counterpoint.objective import Objective
 
 from .embeddings import Call, Embeddings
@@ -38,6 +39,7 @@ OWN = {
 class ContrastiveLoss(nn.Module):
     """An objective in place of the host's ``DRO_Loss``: takes two views, returns ``(loss, None)``."""
 
+    @checked_options
     def __init__(self, objective: Objective | str) -> None:
         super().__init__()
         self.objective: Objective = HOST.check(objective)

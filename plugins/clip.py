@@ -17,6 +17,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from counterpoint.engine.distributed import Gather
+from counterpoint.names import checked_options
 from counterpoint.objective import Objective, as_objective
 from counterpoint.values import at_scale
 
@@ -49,6 +50,7 @@ class ContrastiveLoss(nn.Module):
     10.0001
     """
 
+    @checked_options
     def __init__(
         self, objective: Objective | str = "infonce:t=host", *, gather: Gather = False, symmetric: bool = True
     ):

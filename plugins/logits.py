@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from counterpoint import checks
 from counterpoint.batch.ready_made import columns_of
-from counterpoint.names import check_known
+from counterpoint.names import check_known, checked_options
 from counterpoint.objective import Objective, as_objective
 
 from .calls import HOW, Calls, replace_losses
@@ -64,6 +64,7 @@ class ContrastiveLoss(nn.Module):
         weight: an argument of cross entropy without a counterpart; anything but None is an error.
     """
 
+    @checked_options
     def __init__(
         self,
         objective: Objective | str,

@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from counterpoint.names import checked_options
 from counterpoint.objective import Objective
 
 from .embeddings import Call, Embeddings
@@ -41,6 +42,7 @@ class ContrastiveLoss(nn.Module):
         model: the MoCo whose logits this is called with, bare or inside ``DistributedDataParallel``.
     """
 
+    @checked_options
     def __init__(self, objective: Objective | str, model: Any) -> None:
         super().__init__()
         self.objective: Objective = HOST.check(objective)

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterpoint.names import checked_options
+from counterpoint.batch.pairings import PAIRINGS
+from counterpoint.names import check_known, checked_options
 from counterpoint.objective import Objective, as_objective
 from counterpoint.vectors import unit, widen
 
@@ -59,6 +60,7 @@ class ContrastiveLoss(nn.Module):
     def __init__(self, objective: Objective | str, pairing: str | None = None) -> None:
         super().__init__()
         self.objective: Objective = as_objective(objective)
+        check_known("unknown pairing", pairing or "views", PAIRINGS)
         self.pairing = pairing
 
     def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **options: Any) -> Tensor:

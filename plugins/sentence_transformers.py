@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
+from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.names import checked_options, nearest
 from counterpoint.objective import Objective, as_objective
@@ -142,6 +143,7 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
         words = {"columns": (columns, _COLUMNS), "labels": (labels, (None, *_LABELS))}
         words |= {"duplicates": (duplicates, (None, _TEXT)), "similarity": (similarity, _SIMILARITIES)}
+        words["pairing"] = pairing, (None, *PAIRINGS)
         for name, (value, known) in words.items():
             if value not in known:
                 hint = nearest(str(value), [choice for choice in known if choice])

@@ -15,7 +15,7 @@ from documents import ROOT
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import main
-from counterpoint.plugins import lightly, pyg, sentence_transformers
+from counterpoint.plugins import adnce_image, clip, lightly, moco, pyg, sentence_transformers
 from counterpoint.plugins.logits import ContrastiveLoss
 
 A, B = torch.randn(8, 16), torch.randn(8, 16)
@@ -32,6 +32,16 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "CRITERION(A, B)": "labels: expected .*one-hot.*, got several",
     'ContrastiveLoss("hcl", weight=torch.ones(8))': "weights classes, but columns are samples; expected None",
     'ContrastiveLoss("hcl", reduction="avg")': "unknown reduction 'avg'. Known: mean, sum, none",
+    'ContrastiveLoss("hcl", temperature=0.1)': "'temperature'. Give it to the objective",
+    'ContrastiveLoss("hcl", ignore=0)': "'ignore'. Did you mean 'ignore_index'",
+    'clip.ContrastiveLoss("hcl", gathr=True)': "'gathr'. Did you mean 'gather'",
+    'moco.ContrastiveLoss("hcl", modle=MODEL)': "'modle'. Did you mean 'model'",
+    'adnce_image.ContrastiveLoss("hcl", t=0.1)': "unknown argument 't'. Give it to the objective",
+    "LOSS(A, B, false_negatives=cp.threshold(2))": r"threshold\(2.0\) is of cosines here; expected a number from -1",
+    "cp.treatment('infonce; threshold=-2')(A, B, guide=(A, B))": r"threshold\(-2.0\) is of cosines",
+    "cp.compare": "it is a command, `counterpoint compare --help`",
+    "st.ContrastiveLoss(MODEL, 'host; duplicates')": "here, name an objective: infonce:t=0.1",
+    "st.ContrastiveLoss(MODEL, pairing='two_way')": "unknown pairing 'two_way'. Did you mean 'one_way'",
     "LOSS.from_logits(A @ B.T, LABELS + 7)": r"labels: expected columns from 0 to 7 or -100, got \[8, 9, ",
     "LOSS.from_logits(A @ B.T, LABELS.float())": "expected 8 columns, got shape .* of torch.float32",
     "LOSS.from_logits(A[0])": r"logits: expected \(..., anchors, keys\), got shape \(16\)",
@@ -133,6 +143,7 @@ GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "cp.objective(0.1)": "expected a spec string, got 0.1",
     "pyg.ContrastiveLoss('infonce', tau=0.2)": "'tau'. Give it to the objective: \"infonce:t=0.05\"",
     "pyg.ContrastiveLoss('infonce', pairings='one_way')": "'pairings'. Did you mean 'pairing'",
+    "pyg.ContrastiveLoss('infonce', pairing='two_way')": "unknown pairing 'two_way'. Did you mean 'one_way'",
     "pyg.ContrastiveLoss('infonce')(A, B, nodes=torch.ones(8).bool())": r"each view, got torch.bool of \(8,\)",
     "pyg.ContrastiveLoss('adnce:t=0.2;mu=0.7')": "mu is the objective's, behind a comma: adnce:t=0.2,mu=0.7",
     "pyg.ContrastiveLoss('grace:t=0.4')": "'grace'. Did you mean 'infonce'",
@@ -221,6 +232,7 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
 USERS = {"retrieval": RETRIEVAL, "vision": VISION, "graphs": GRAPHS, "deciding": DECIDING}
 ROWS = [(user, mistake) for user, mistakes in USERS.items() for mistake in mistakes]
 NAMES = {"cp": cp, "torch": torch, "ContrastiveLoss": ContrastiveLoss, "CRITERION": CRITERION}
+NAMES |= {"adnce_image": adnce_image, "clip": clip, "moco": moco}
 NAMES |= {"lightly": lightly, "pyg": pyg, "st": sentence_transformers, "MODEL": torch.nn.Identity()}
 NAMES |= {"LOSS": LOSS, "A": A, "B": B, "LABELS": LABELS}
 

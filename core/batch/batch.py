@@ -383,6 +383,9 @@ class Batch:
         check_known("empty: unknown value", self.empty, EMPTY)
         if self.empty != "error" and not self.rules:
             raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")
+        cosines = self.normalize if self.guide is None else self.guide.normalize
+        for rule in (rule for rule in self.rules if rule.kind == "threshold" and cosines and abs(rule.value) > 1):
+            raise ValueError(f"false_negatives: {rule} is of cosines here; expected a number from -1 to 1.")
         if not isinstance(self.in_batch, bool):
             raise TypeError(f"in_batch: expected True or False, got {self.in_batch!r}.")
         if not self.in_batch and self.negatives is None:

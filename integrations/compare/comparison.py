@@ -19,6 +19,7 @@ from statistics import fmean, median
 from typing import Any
 
 import counterpoint as cp
+from counterpoint.names import closest
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.launch import Script
@@ -67,12 +68,11 @@ class Comparison:
         script = arguments.script
         file = Script.of(script)[0].path
         code = store.checksum(file)[:12]
-        host = arguments.host
-        own, self.told = registry.load(host).spec, list[str]()
+        host, self.told = arguments.host, list[str]()
+        self.own: str = registry.load(host).spec
         if host == "auto":
             seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
-            host, seam, own, self.told = find_loss(arguments.out, code, [*script, *seed], seam)
-        self.own: str = own
+            host, seam, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], seam, self.specs)
         _check(host, seam, script, file, self.specs)
         _tell_secrets(script, arguments.on)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
@@ -220,13 +220,12 @@ def same_numbers(runs: Sequence[Run]) -> bool:
 
 
 def find_loss(
-    root: str | Path, code: str, script: Sequence[str], seam: Sequence[str]
+    root: str | Path, code: str, script: Sequence[str], seam: Sequence[str], specs: Sequence[str] = ()
 ) -> tuple[str, list[str], str, list[str]]:
     """Return the host and its flags, which ``counterpoint inject auto`` finds in some steps of the script.
 
-    Behind these, the script's own loss, and what treatments of it may be told of.
-
-    What it finds is kept in the store, since the name of a cell depends on it.
+    Behind these, the script's own loss, and what treatments of it may be told of. A path of ``specs`` whose first name
+    is not there is an error. What it finds is kept in the store, since the name of a cell depends on it.
     """
     name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
     shared = connect(writable(root))  # other machines find the same
@@ -243,6 +242,10 @@ def find_loss(
         hint = f", name one: {roads}" if roads else f"; it looks like the host {similar[0]}" if similar else ""
         raise ValueError(f"auto: found {len(commands)} losses to replace{hint}")
     shared.write(name, json.dumps(data).encode())
+    names = {name for loss in data["losses"] for name in loss.get("names", ()) if not known}
+    for spec, path in [(one, path) for one in specs for path in cp.treatment(one, "infonce").paths.values()]:
+        if names and (first := re.split(r"\W", path)[0]) not in names:
+            raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{closest(first, names)}")
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
     told = [f"{one['kind']}={one['path']}" for one in data.get("told", ()) if one["distinct"] < one["length"]]

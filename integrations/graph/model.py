@@ -11,12 +11,11 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, GINConv, global_add_pool
 
-from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins.pyg import ContrastiveLoss
 from counterpoint.views import evaluation_mode
 
-from ..domain import check_choice, check_whole
+from ..domain import check_whole
 from .augment import Augmentation, augmentation
 from .data import GraphSet
 
@@ -89,8 +88,6 @@ class Pretraining(nn.Module):
         out_channels: int | None = None,
     ) -> None:
         super().__init__()
-        if pairing is not None:
-            check_choice("pairing", pairing, PAIRINGS)
         width = _out_channels(encoder, out_channels)
         self.encoder = encoder
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from counterpoint.batch.ready_made import MASKED, columns_of
 
 from ..host import world_size
+from ..sites import names_at
 from .binary import judge_binary
 from .exponentials import judge_exponentials
 from .functions import function_of, gradients, relative, tolerance_of
@@ -86,6 +87,7 @@ def _base(sink: Sink, products: Sequence[Product]) -> Finding:
         ],
         "processes": processes,
         "told": told([frame for frame, _ in sink.frames], lengths, sink.labels),
+        "names": [*names_at(sink.frames[0][0])],
         "doubts": [],
         "_products": products,
     }

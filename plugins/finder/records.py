@@ -13,8 +13,8 @@ _SeenProduct = TypedDict("_SeenProduct", {"site": str, "call": str, "a": list[in
 
 _Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings that they are computed from
     "kind": str, "site": str, "file": str, "line": int, "function": str, "call": str, "logits": list[int],
-    "products": list[_SeenProduct], "processes": int, "told": dict[str, dict[str, Any]], "doubts": list[str],
-    "_logits": Tensor, "_products": Sequence[Product],
+    "products": list[_SeenProduct], "processes": int, "told": dict[str, dict[str, Any]], "names": list[str],
+    "doubts": list[str], "_logits": Tensor, "_products": Sequence[Product],
 }, total=False)  # fmt: skip
 
 _Measured = TypedDict("_Measured", {  # how logits follow from similarities: by one factor, or as scores that have none
