@@ -91,8 +91,7 @@ def _unknown(measured: dict[str, Any]) -> Said:
         yield text + "Pass --ids: about 100 labels give the rate.", []
     text = "Measured on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
-    text += ' Whether something helps, your own script tells: counterpoint race. In its treatments, batch["id"] and'
-    yield text + " guide stand for the names that ids and another model's embeddings have in your script.", []
+    yield text + " Whether something helps, your own script tells: counterpoint race.", []
 
 
 def treatments(measured: dict[str, Any]) -> list[str]:
@@ -106,7 +105,7 @@ def treatments(measured: dict[str, Any]) -> list[str]:
 
 
 def race_command(proposed: list[str]) -> str:
-    """Return the command that tests treatments; it also trains the script's own loss for more steps."""
-    rows = shlex.join(proposed)
+    """Return the command that tests those that need no name of a script; it also trains its own loss for more steps."""
+    rows = shlex.join(one for one in proposed if not cp.treatment(one, "infonce").paths)
     flags = "--metric json:results.json:accuracy --steps-flag --max_steps --seed-flag --seed"
     return f"counterpoint race auto --objective {rows} {flags} -- train.py --max_steps 900"

@@ -67,10 +67,10 @@ def command(arguments: argparse.Namespace) -> int:
                 table.writerows(suspects)
             else:
                 file.writelines(json.dumps(row) + "\n" for row in suspects)
-    advice = advise(measured)
-    proposed = treatments(measured)
+    advice, proposed = advise(measured), treatments(measured)
+    race = race_command(proposed)
     if arguments.json:
-        result = {"measured": measured, "advice": advice, "treatments": proposed, "command": race_command(proposed)}
+        result = {"measured": measured, "advice": advice, "treatments": proposed, "command": race}
         print(json.dumps(result, indent=1))
         return 0
     print(f"{measured['samples']} samples, {measured['width']} {measured['features']}")
@@ -80,5 +80,6 @@ def command(arguments: argparse.Namespace) -> int:
             print(fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
     if any(one["evidence"] for one in advice):
         print("\n" + fill(LEGEND, WIDTH))
-    print(f"\nTry at equal compute, with your own flags and metric:\n\n    {race_command(proposed)}")
+    print(f"\nTry at equal compute, with your own flags and metric:\n\n    {race}")
+    print("\nand, with your script's names of ids and guides:\n", *(x for x in proposed if x not in race), sep="\n    ")
     return 0

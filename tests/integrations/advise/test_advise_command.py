@@ -39,7 +39,10 @@ def test_sentences_and_json(arrays, capsys):
     result = json.loads(capsys.readouterr().out)
     assert set(result["measured"]["hard_negatives"]) == {"count", "suspect", "false"}
     assert result["command"] in said
-    assert result["command"].startswith("counterpoint race auto --objective 'host; ids=batch[\"id\"]'")
+    assert result["command"].startswith("counterpoint race auto --objective 'host; ")  # runs in any script
+    named = ['host; ids=batch["id"]', "host; guide=guide; margin=-0.05"]
+    assert [one for one in result["treatments"] if one not in result["command"]] == named
+    assert said.endswith(f"names of ids and guides:\n\n    {named[0]}\n    {named[1]}\n")
     assert all(" ".join(one["text"].split()[:5]) in " ".join(said.split()) for one in result["advice"])
 
 
