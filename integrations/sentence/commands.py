@@ -119,14 +119,10 @@ def _check_eval(arguments: argparse.Namespace) -> None:
     if "root" in arguments:
         flags.check_root(arguments.root)
     retrieval.check(getattr(arguments, "data", ()))
-    for model in _models(arguments):
-        find(model, arguments.revision)
-
-
-def _models(arguments: argparse.Namespace) -> list[str]:
     if len({*arguments.model}) < len(arguments.model):
         raise ValueError(f"model: expected different ones, got {' '.join(arguments.model)}.")
-    return list(arguments.model)
+    for model in arguments.model:
+        find(model, arguments.revision)
 
 
 def _evaluate(
@@ -143,13 +139,13 @@ def _evaluate(
     options |= {"batch_size": arguments.batch, "progress": not arguments.json}
     load = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
     reports: dict[str, Any] = {}
-    for name in _models(arguments):
+    for name in arguments.model:
         if not arguments.json:
             print_line(f"loading {name}")
         model = encode.load(name, arguments.pooling, **load)
         reports[name] = import_module(f".{module}", __package__).evaluate(model, names, **options)
         if not arguments.json:
-            print(*[f"{name}:"] * (len(_models(arguments)) > 1), text(reports[name]), sep="\n")
+            print(*[f"{name}:"] * (len(arguments.model) > 1), text(reports[name]), sep="\n")
     compared = _by_items(arguments, reports) if arguments.measure else []
     if arguments.json:
         fields = partial(asdict, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "items"})
