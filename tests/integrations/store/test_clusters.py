@@ -108,30 +108,30 @@ def test_a_study_on_dask(tmp_path):
 SCRIPT = """
 import torch
 from torch.nn.functional import cross_entropy
-torch.manual_seed(0)
 x, layer = torch.randn(64, 8), torch.nn.Linear(8, 8)
 optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-for _ in range(3):
+for _ in range(8):
     z = torch.nn.functional.normalize(layer(x), dim=1)
     loss = cross_entropy(z @ z.T * 10, torch.arange(64))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-print("loss", loss.item())
+    print("loss", loss.item())
 """
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "compare"])
+@pytest.mark.parametrize("command", ["train", "tune", "compare", "race"])
 def test_commands_on_dask(command, tmp_path):
     """Each command that runs a grid ends with what it prints without a cluster."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    site = ["--site", f"{script}:9", "--scale", "10", "--objective", "host", "hcl:t=0.1", "--set-seed"]
-    small = ["graph", "--epochs", "1", "--folds", "2"]
+    site = ["--site", f"{script}:8", "--scale", "10", "--objective", "host", "hcl:t=0.1", "--set-seed"]
+    small, few = ["graph", "--epochs", "1", "--folds", "2"], ["--seeds", "3", "--tune-seeds", "1", "--budget", "2"]
     words, last = {
         "train": ([*small, "--objective", "dcl:t=0.2"], []),
         "tune": ([*small, "--objective", "adnce", "--budget", "3"], []),
         "compare": (["logits", *site, "--seeds", "2", "--metric", "output:loss (.+)"], ["--", str(script)]),
+        "race": (["logits", *site, *few, "--metric", "output:loss (.+)"], ["--", str(script)]),
     }[command]
 
     def run(*place):
