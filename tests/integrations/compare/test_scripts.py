@@ -123,6 +123,14 @@ def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capf
     assert "its command had a secret, which was not recorded" in capfd.readouterr().err
 
 
+def test_a_name_that_the_script_does_not_have_is_refused_before_anything_trains(here, capfd):
+    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", "train.py")
+    line = "auto --objective host 'host; ids=dcs' --seed-flag --seed --metric json:results.json:hits -- train.py"
+    assert main(["compare", *shlex.split(f"{line} --steps 5")]) == 2
+    assert "host; ids=dcs: no name 'dcs' where the loss is. Did you mean 'doc'?" in capfd.readouterr().err
+    assert not list(here.rglob("run.json"))
+
+
 def test_secrets_do_not_go_to_a_cluster(here, capsys):
     line = f"{TOLD} --objective host hcl --seeds 1 --set-seed --copy {READ} --on slurm -- train.py --token {'a1' * 12}"
     assert main(["compare", *shlex.split(line)]) == 2
