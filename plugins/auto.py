@@ -23,12 +23,12 @@ from .finder.findings import judge
 from .finder.records import Finding, Findings
 from .finder.watch import EnoughError, Watch
 from .finder.words import commands_of, host_temperature, in_words, is_sound, objective_of, spec_of
-from .host import OWN_LOSS, Host, Seam, SeamError, UnreachedError, is_first_process
+from .host import OWN_LOSS, PATIENCE, Host, Seam, SeamError, UnreachedError, is_first_process
 from .launch import Script, run
 from .sites import Site
 
 FRAMEWORKS = ("jax", "flax", "tensorflow", "keras", "mlx")
-STEPS, PATIENCE = 3, 100  # contrastive steps to watch; other steps to wait for the first
+STEPS = 3  # contrastive steps to watch
 
 
 class _Steps:
@@ -67,7 +67,7 @@ class _Steps:
             if finding.get("positives") != entry.get("positives") and finding["form"]:
                 entry["positives"] = "others in each call"
             if finding.get("columns") != entry.get("columns"):
-                entry["columns"] = "gradient" if finding.get("columns") and entry.get("columns") else None
+                _find_columns(entry, finding)
             entry["replace"] = entry["replace"] if finding.get("replace") and entry.get("replace") else None
             entry["doubts"] = [*dict.fromkeys(entry["doubts"])]
             entry["told"] = {path: about for path, about in finding["told"].items() if path in entry["told"]}
@@ -98,6 +98,19 @@ class _Steps:
                 "survey": survey,
             }
             self.file.write_text(json.dumps(data, indent=2, default=str))
+
+
+def _find_columns(entry: Finding, finding: Finding) -> None:
+    """Find the ``--positives`` of calls that differ: soft targets may ramp in, from ones and zeros."""
+    both = entry.get("targets", []), finding.get("targets", [])
+    entry["targets"] = [name for name in both[0] if name in both[1]]
+    if not entry.get("columns") or not finding.get("columns"):
+        entry["columns"] = None
+    elif any(both):
+        entry["columns"] = next(iter(entry["targets"]), None)
+        entry["positives"] = f"soft targets {entry['columns']}"
+    else:
+        entry["columns"] = "gradient"
 
 
 def before(seam: Seam) -> None:

@@ -32,6 +32,8 @@ OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
 WHOLE = 8
 """Calls after which a part of the loss that was left alone is an error."""
+PATIENCE = 100
+"""Steps of an optimizer after which it is an error that the loss was never reached."""
 ONE_WAY = {"views": "one_way"}
 """``pairing=`` for hosts whose anchors are the first view only, unless an objective's paper compares other pairs."""
 
@@ -98,6 +100,7 @@ class Seam:
         replaced: the calls that were replaced, in the same way.
         notes: what else the user should know at the end, by place.
         behind: the function or class behind whose definition the script's own code is changed; else behind the last.
+        patches: called with each module that is loaded.
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
@@ -123,6 +126,7 @@ class Seam:
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     behind: str = ""
+    patches: list[Callable[[ModuleType], object]] = field(default_factory=list)
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)

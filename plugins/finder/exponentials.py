@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from .frames import function_name
 from .functions import fitted, function_of, gradients, nearest, tolerance_of
 from .measure import measure
 from .products import Product
-from .recognise import SEVERAL, SINGLE, Form, layout, of_scores, recognise
+from .recognise import SEVERAL, SINGLE, Form, explaining, layout, of_scores, recognise
 from .records import Finding
 from .watch import Sink, Watch
 
@@ -85,9 +85,13 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             continue
         if finding["scores"] or not finding["doubts"]:
             unit = _Unit.of_logits(sink, products[0], gradient, raw)
-            if sink.kind in SUMS and "exp_(" not in sink.place.call and (form := _recognise([unit])) is not None:
+            form = _recognise([unit]) if sink.kind in SUMS and "exp_(" not in sink.place.call else None
+            soft = explaining(sink.x.detach().double(), gradient.double(), sink.alike, tolerance_of(sink.x))
+            if form is not None or soft:
                 done |= {id(product) for product in products}
-                yield _judged(watch, [unit], form, root, begin(sink, products))
+                form = form or _of_targets(sink, *next(iter(soft.values())))
+                finding = _judged(watch, [unit], form, root, begin(sink, products))
+                yield _with_targets(finding, soft) if soft else finding
                 continue
         rest.append((sink, products))
     for sink, products in rest:
@@ -116,6 +120,23 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             frames = [f for s in watch.sinks for f, _ in s.frames if function_name(f.f_code) == name]
             todo = [u for u in todo if not any(f in frames for f, _ in u.sink.frames)]
         yield finding
+
+
+def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:
+    """Return the form of cross entropy with soft targets, the largest of which are the positives."""
+    x, soft = _matrix(sink.x.detach().double()), _matrix(targets)
+    positives = torch.zeros_like(soft, dtype=torch.bool).scatter(1, soft.argmax(1, keepdim=True), True)
+    value = float(-(x.log_softmax(1) * soft).sum(1).mean())
+    return Form("infonce", "rows", positives, torch.ones_like(positives), value, error, error, [])
+
+
+def _with_targets(finding: Finding, soft: Mapping[str, tuple[Tensor, float]]) -> Finding:
+    """Name the soft targets of a finding; where they are ones and zeros, its positives are still columns."""
+    finding["targets"] = [*soft]
+    name, (targets, _) = next(iter(soft.items()))
+    if bool(((targets != 0) & (targets != 1)).any()):
+        finding["columns"], finding["positives"] = name, f"soft targets {name}"
+    return finding
 
 
 def _through(root: Tensor, sink: Sink) -> Tensor | None:

@@ -31,7 +31,7 @@ Replaced = TypedDict("Replaced", {
 _Compared = TypedDict("_Compared", {  # the objective that has its value and gradient, and how to replace it
     "form": str | None, "ours": bool, "value_difference": float, "gradient_difference": float, "positives": str,
     "in_denominator": bool, "reduction": str, "masked": float, "ignored": int, "self_similarity": bool, "way": str,
-    "columns": str | None, "site_has_labels": bool, "product": str, "product_scales": list[float],
+    "columns": str | None, "targets": list[str], "site_has_labels": bool, "product": str, "product_scales": list[float],
     "other_direction": str, "replace": Replaced | None,
 }, total=False)  # fmt: skip
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from ..sites import names_at
 from .frames import Place, arguments, frames, parameter_name, place
 from .products import PRODUCTS, Product, operands, words
 
@@ -86,6 +87,7 @@ class Sink:
     """Frames of the call, from the innermost outwards, with their arguments as passed."""
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
+    alike: dict[str, Tensor] = field(default_factory=dict)  # variables of the shape of the logits, at the call
     edge: GradientEdge | None = None  # of the output
     replaceable: bool = True  # whether the call alone says which logits it is of
 
@@ -236,6 +238,10 @@ class Watch(TorchFunctionMode):
             for name, value in frame.f_locals.items():
                 if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
                     sink.scale_names[name] = value.detach()
+        if kind in ("log_softmax", "logsumexp") and x.dim() > 1:
+            for name, value in names_at(stack[0]).items():
+                if isinstance(value, Tensor) and value.shape == x.shape and value.is_floating_point():
+                    sink.alike[name] = value.detach().to(torch.double, copy=True)
         learned = list(walk.scalars)
         for product in walk.products:
             for operand in (product.a, product.b):

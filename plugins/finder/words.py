@@ -25,10 +25,11 @@ def commands_of(losses: Sequence[Finding], objective: str | None) -> list[tuple[
         call, labeled = loss.get("replace"), loss.get("site_has_labels")
         known = call["scale"] if call and loss["learned"] else not _changes(loss)
         at_site = bool(loss["scale_variable"]) if loss["learned"] else not _changes(loss)
+        at_site &= not loss["learned"] or loss["kind"] != "logsumexp"  # by which a scale would get no gradient
         if not labeled and call and call["whole"] and known:
             functions.setdefault(_function_text(call), []).append(loss)
         elif at_site and (labeled or loss.get("columns") or loss.get("product")):
-            way = None if labeled else (loss.get("columns"), *_way(loss))
+            way = None if labeled else (*_way(loss), *([] if loss.get("targets") else [loss.get("columns")]))
             sites.setdefault((str(loss["form"]), bool(loss.get("product")), way), []).append(loss)
     plain = sites.pop(("infonce", False, None), [])  # calls that have labels go with others that need --positives
     if plain:
@@ -59,10 +60,11 @@ def _way(loss: Finding) -> list[str]:
 
 def _site_words(group: Sequence[Finding]) -> list[str]:
     first, product = group[-1], group[-1].get("product")
-    sites = dict.fromkeys(loss["product"] if product else loss["site"] for loss in group)
+    columns = first.get("columns")
+    sites = {loss["product"] if product else loss["site"]: str(loss.get("columns") or columns) for loss in group}
     words = [word for site in sites for word in ("--product" if product else "--site", site)]
-    if columns := first.get("columns"):
-        words += ["--positives", columns, *_way(first)]
+    if columns:
+        words += ["--positives", ",".join(sites.values() if len({*sites.values()}) > 1 else [columns]), *_way(first)]
     if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
         words += ["--own", spec_of(str(first["form"]), first, "" if product or not first["learned"] else "host")]
     return words
@@ -230,7 +232,7 @@ def _by_hand(loss: Finding) -> str:
     if not loss["learned"] and not _changes(loss):
         return "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"
-    if loss.get("site_has_labels") or loss.get("columns"):
+    if loss.get("site_has_labels") or (loss.get("columns") and loss["kind"] != "logsumexp"):
         how = f"`counterpoint inject logits --site {loss['site']} --scale NAME`, with the name that it has there"
     return f"its scale {'is learned' if loss['learned'] else 'changes'}: {how}"
 

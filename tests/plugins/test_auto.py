@@ -189,8 +189,8 @@ def test_an_epsilon_is_doubted(find):
 def test_a_form_that_changes_is_doubted(find):
     code = (
         "step = [0]\n\n\ndef loss(a, b):\n    step[0] += 1\n    soft = 0.3 * (step[0] > 1)\n"
-        "    targets = (1 - soft) * torch.eye(N) + soft / N\n"
-        "    return -(F.log_softmax(norm(a) @ norm(b).T / 0.1, 1) * targets).sum(1).mean()"
+        "    targets = [(1 - soft) * torch.eye(N) + soft / N]\n"
+        "    return -(F.log_softmax(norm(a) @ norm(b).T / 0.1, 1) * targets[0]).sum(1).mean()"
     )
     (loss,) = find(HARNESS.replace("{code}", code)).losses
     assert "its form is another in a later call: not known" in loss["doubts"]

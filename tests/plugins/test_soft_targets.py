@@ -67,7 +67,7 @@ def line_of(text: str) -> str:
 
 ONE, OTHER = line_of("# one"), line_of("# other")
 SITES = ("--site", ONE, "--site", OTHER, "--scale", "self.temp.reciprocal")
-PLAIN = ("--site", "toy.py:1", "--scale", "1")
+PLAIN = ("--site", "elsewhere.py:1", "--scale", "1")
 TARGETS = ("--positives", "i2t_targets,t2i_targets")
 
 
@@ -149,6 +149,27 @@ def test_training_equals_that_by_hand(launch, spec, loss):
     assert found.trained == [pytest.approx(line, rel=1e-9) for line in expected.trained]
     if spec == "infonce:t=host":
         assert found.trained == [pytest.approx(line, rel=1e-9) for line in launch(*PLAIN).trained]
+
+
+@pytest.mark.parametrize("loss", [HOST, "F.kl_div(F.log_softmax(X, 1), T, reduction='batchmean')"])
+@pytest.mark.filterwarnings("ignore:.*scale= is trained")
+def test_auto_names_the_targets_of_a_log_softmax(find, launch, loss):
+    """They ramp in, from ones and zeros, which other tensors of that shape are, too."""
+    found = find(by_hand(loss), "--objective", "hcl:t=host")
+    torch.set_default_dtype(torch.float32)
+    assert (found.code, found.data["open"]) == (0, []), found.err
+    (command,) = found.data["commands"]
+    assert command[2:-2] == ["logits", *SITES[:4], *TARGETS, *SITES[4:], "--objective", "hcl:t=host"]
+    assert [x["positives"] for x in found.losses] == ["soft targets i2t_targets", "soft targets t2i_targets"]
+    assert max(x["gradient_difference"] for x in found.losses) < 1e-9
+    assert proof(launch(*command[3:-2], script=by_hand(loss)).err) == (24, pytest.approx(0, abs=1e-9))
+
+
+def test_auto_prints_no_command_that_is_refused_for_a_learned_scale(find):
+    found = find(by_hand("(torch.logsumexp(X, 1) - (T * X).sum(1)).mean()"))
+    torch.set_default_dtype(torch.float32)
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert found.err.count("its scale is learned: write it as F.cross_entropy of logits") == 2
 
 
 @pytest.mark.parametrize(
