@@ -2,12 +2,16 @@
 
     python tests/bench/bench_steps.py graphcl GraphCL/unsupervised_TU -- gsimclr.py --DS NCI1 --aug random2 ...
     python tests/bench/bench_steps.py simcse simcse -- train.py --model_name_or_path BERT --train_file TEXT ...
+    python tests/bench/bench_steps.py simcse simcse --bert 12x768 --seconds 300 --ratios FILE -- train.py ...
 
 The script trains, and takes turns between the objective in one edited line and the objective injected, in the order of
 ``ABBA``. A step lasts from the call of the loss to the next one, so that loading, augmenting, the encoder and the
 optimizer are in it; steps before or behind a batch of another size are left out. Measures CPU time on one thread, after
 ``--warm`` steps, in which every call is compared. Prints the median of the ratios within a pair, and an interval of
 95 % for it from their ranks.
+
+``--bert 12x768`` gives SimCSE's script a BERT of that many layers and that width, with random weights. ``--seconds``
+ends a run that is not complete, and ``--ratios`` adds up the ratios of several runs.
 """
 
 from __future__ import annotations
@@ -15,9 +19,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import os
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +47,8 @@ class EnoughError(Exception):
 class Turns:
     """Takes turns between two functions, and notes how long the step of each call is."""
 
+    ends = float("inf")
+
     def __init__(
         self, edited: Callable[..., Any], injected: Callable[..., Any], size: Any, warm: int, pairs: int
     ) -> None:
@@ -57,7 +65,7 @@ class Turns:
         return found
 
     def __call__(self, *args: Any, **inputs: Any) -> Any:
-        if len(self.steps) % 20 == 0 and len(self.ratios()) >= self.pairs:
+        if time.time() > self.ends or (len(self.steps) % 20 == 0 and len(self.ratios()) >= self.pairs):
             raise EnoughError
         turn = (0, 1, 1, 0)[len(self.steps) % 4]
         self.steps.append((turn, self.size(*args, **inputs), time.process_time()))
@@ -93,6 +101,19 @@ def of_simcse(seam: Seam, *counts: int) -> tuple[Any, list[Turns]]:
     return replace(simcse.HOST, before=before), turns
 
 
+def bert(size: str, folder: Path) -> Path:
+    """Write a BERT of random weights, with the vocabulary size of the real one."""
+    import tiny_bert
+    import transformers
+
+    layers, width = map(int, size.split("x"))
+    tiny_bert.build(folder)
+    shape = {"num_hidden_layers": layers, "num_attention_heads": max(1, width // 64), "intermediate_size": 4 * width}
+    config = transformers.BertConfig(vocab_size=30522, hidden_size=width, **shape)
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("host", choices=("graphcl", "simcse"))
@@ -100,16 +121,25 @@ def main() -> None:
     parser.add_argument("--objective", default="hcl")
     parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--warm", type=int, default=60, metavar="STEPS")
+    parser.add_argument("--bert", metavar="LAYERSxWIDTH", help="of SimCSE's script, with random weights")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this time")
+    parser.add_argument("--ratios", type=Path, metavar="FILE", help="add these ratios to those of FILE")
     parser.add_argument("script", nargs="+", metavar="-- SCRIPT", help="and its arguments")
     args = parser.parse_args()
     torch.set_num_threads(1)
     temperature = {"graphcl": "t=0.2", "simcse": "t=0.05"}[args.host]
     seam = Seam(f"{args.objective}:{temperature}")
     host, turns = {"graphcl": of_graphcl, "simcse": of_simcse}[args.host](seam, args.warm, args.pairs)
+    file = args.ratios.resolve() if args.ratios else None
     os.chdir(args.clone)
-    with suppress(EnoughError):
-        launch.run(host, seam, Path(args.script[0]), args.script[1:])
+    with tempfile.TemporaryDirectory() as folder, suppress(EnoughError):
+        more = ["--model_name_or_path", str(bert(args.bert, Path(folder)))] if args.bert else []
+        Turns.ends = time.time() + args.seconds
+        launch.run(host, seam, Path(args.script[0]), [*args.script[1:], *more])
     ratios = sorted(turns[0].ratios()[: args.pairs])
+    if file is not None:
+        ratios = sorted([*ratios, *(json.loads(file.read_text()) if file.exists() else [])])
+        file.write_text(json.dumps(ratios))
     half = round(1.96 * len(ratios) ** 0.5 / 2)
     middle = len(ratios) // 2
     low, high = ratios[max(0, middle - half)], ratios[min(len(ratios) - 1, middle + half)]
