@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
             self.error(f"unknown flag {flag}.{closest(flag, known)}")
-        if word.endswith(".py"):
+        if word.endswith(".py") and "--site" in known:  # flags of commands that run a script
             self.error(f"unexpected {word!r}. A script and its own arguments stand behind --: -- {word} ...")
         data = [name for name in DATA if name in known]
         self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {word}?" if data else ""))

@@ -139,8 +139,9 @@ def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
     """Call ``patch`` with each module that is loaded, and, until the seam ends, with each further one once it is.
 
     Whatever loads a module from its source comes through here: imports, ``importlib.util.spec_from_file_location``,
-    import hooks that rewrite code, modules that load when they are first used.
+    import hooks that rewrite code, modules that load when they are first used. The script itself comes last.
     """
+    seam.patches.append(patch)
     for module in [*sys.modules.values()]:
         patch(module)
     loaders = vars(importlib.machinery)["SourceFileLoader"]
@@ -152,11 +153,6 @@ def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
 
     loaders.exec_module = exec_module
     seam.at_end.append(functools.partial(setattr, loaders, "exec_module", execute))
-
-
-def after(seam: Seam, module: ModuleType) -> None:
-    """Replace the function in the script itself."""
-    _patch(seam, _Replaced.parse(seam.options["replace"], seam.options.get("as") or ""), module)
 
 
 _IF_WRONG = (
@@ -246,5 +242,4 @@ HOST = Host(
     options=("replace", "as", "own", "allow_drift"),
     hint="`counterpoint inject auto` finds the function and its parameters.",
     before=before,
-    after=after,
 )

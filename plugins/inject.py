@@ -63,7 +63,11 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
     drift = "go on where the gradient is no longer that of the host's own loss"
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
-    add("--only", action="store_true", help="a part of the host's loss is meant to stay as it is")
+    add(
+        "--only",
+        action="store_true",
+        help="a part of the host's loss is meant to stay as it is, or the whole for its first steps",
+    )
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"

@@ -6,9 +6,11 @@ import ast
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import os
 import pickle
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -22,11 +24,14 @@ from types import CodeType, ModuleType
 from typing import Any
 
 import torch.multiprocessing
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from counterpoint.names import no_script
 
 from . import registry, shims
-from .host import OWN_LOSS, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
+from .host import OWN_LOSS, PATIENCE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
+
+_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Script:
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Script, list[str]]:
         """Return the script and its arguments from the words behind ``--``."""
+        if Path(words[0]).name in _LAUNCHERS or "torch.distributed.run" in words[:3]:
+            raise SeamError(_turned(words))
         if words[0] != "-m":
             path = Path(words[0])
             if not path.is_file():
@@ -59,6 +66,16 @@ class Script:
         if spec is None or not spec.has_location or spec.origin is None:
             raise SeamError(f"-m {words[1]}: no such module here, or nothing in it that can be run")
         return cls(Path(spec.origin), spec.name, spec.parent or ""), [*words[2:]]
+
+
+def _turned(words: Sequence[str]) -> str:
+    """Return the message for a launcher, which starts the script several times."""
+    first = words.index("torch.distributed.run") if "torch.distributed.run" in words else 0
+    at = next((i for i in range(first + 1, len(words)) if words[i].endswith(".py") or words[i] == "-m"), len(words))
+    launcher = shlex.join([*(["python"] if words[0] == "-m" else []), *words[:at]])
+    module = "--module" if words[0].endswith("deepspeed") else "-m"
+    command = f"{launcher} {module} counterpoint.plugins.inject HOST ... -- {shlex.join(words[at:]) or 'train.py'}"
+    return f"a launcher comes before all, and the script behind --: {command}"
 
 
 def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str], use_shims: bool = True) -> None:
@@ -106,8 +123,12 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
         host.check(seam.spec)
     if host.before is not None:
         host.before(seam)
+    if host.name != "auto" and not seam.options.get("only"):
+        _stop_if_unreached(host, seam)
 
     def finish(module: ModuleType) -> None:
+        for patch in seam.patches:
+            patch(module)
         if host.after is not None:
             host.after(seam, module)
         for shim in applied:
@@ -115,6 +136,23 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
                 shim.script(module)
 
     return finish
+
+
+def _stop_if_unreached(host: Host, seam: Seam) -> None:
+    """Stop a script whose loss was not reached in its first steps, not when a training of days has ended."""
+    steps = itertools.count(1)
+
+    def step(*_: object) -> None:
+        if not seam.calls and next(steps) == PATIENCE:
+            raise UnreachedError(
+                f"the host trains with its own loss: in {PATIENCE} steps of an optimizer, the seam was never reached "
+                f"({host.seam}). `counterpoint inject auto` watches a script and says where its loss is. If the script "
+                "comes to this loss later, say --only."
+            )
+
+    # compiled optimizers would be compiled anew in each step
+    hook = register_optimizer_step_post_hook(torch.compiler.disable(step))
+    seam.at_end.append(hook.remove)
 
 
 def shims_of(text: str) -> tuple[Shim, ...]:

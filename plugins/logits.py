@@ -18,8 +18,11 @@ multiplies a ``log_softmax`` by are named, ``--positives sim_i2t_targets``, one 
 **What is not possible.** Whatever needs embeddings. Class weights have no counterpart.
 """
 
+import functools
+import sys
 import warnings
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,7 +34,8 @@ from counterpoint.objective import Objective, as_objective
 
 from .calls import HOW, Calls, replace_losses
 from .finder.recognise import targets_of
-from .host import Host, Seam, SeamError, loss_of, on_cosines
+from .function import for_modules
+from .host import Host, Seam, SeamError, UnreachedError, loss_of, on_cosines
 from .scales import LARGEST, number_of
 from .similarities import replace_products
 from .sites import Site
@@ -149,6 +153,8 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     named = products or texts
     sites_ = dict(zip(pairs or map(Site.parse, named), named.values(), strict=True))
     calls = Calls(seam, sites_)
+    for site in (*sites_, *pairs.values()) if sites is None else ():
+        for_modules(seam, functools.partial(_check, site))
     if products:
         calls.scales.stop()  # --own says it
         replace_products(calls, pairs)
@@ -160,14 +166,16 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
             return
         for where, name in calls.unlabeled.items():
             seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {HOW}")
-        if not seam.seen and not seam.replaced:
-            seam.say(
-                "no cross entropy was called anywhere: the script has ended before it computed a loss, or its loss is "
-                "written without one"
-            )
+        if not seam.seen and not seam.replaced and sys.exc_info()[0] in (None, UnreachedError):
+            seam.say("no cross entropy was called anywhere: if the script has computed its loss, then without one")
 
     seam.at_end.append(end)
     seam.say("replacing the gradient at " + ", ".join(products or texts))
+
+
+def _check(site: Site, module: ModuleType) -> None:
+    if isinstance(file := getattr(module, "__file__", None), str):
+        site.check(file)
 
 
 def _with_positives(options: Mapping[str, Any], name: str) -> dict[str, str | None]:

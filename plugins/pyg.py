@@ -194,5 +194,4 @@ HOST = Host(
     inputs="the loss sees embeddings, not graphs",
     options=("allow_drift",),
     before=patch,
-    after=patch_module,
 )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 import counterpoint
+from counterpoint.names import nearest
 
 from .host import SeamError
 
@@ -46,6 +47,21 @@ class Site:
         if not file or not (place.isdigit() or all(part == "*" or part.isidentifier() for part in place.split("."))):
             raise SeamError(f"{option} {text!r}: expected FILE:LINE or FILE:FUNCTION, as in loss.py:ClipLoss.forward")
         return cls(text, file, int(place) if place.isdigit() else None, "" if place.isdigit() else place)
+
+    def check(self, file: str) -> None:
+        """Raise an error if ``file`` is this one, and has no such function, or no call on the line."""
+        exact = Path(self.file)
+        if not is_file(file, self.file) or is_installed(file) or (exact.is_file() and not exact.samefile(file)):
+            return
+        known, line = functions(file), self.line or 0
+        nodes = [node for node in ast.walk(_parsed(file)) if isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign))]
+        lines = {getattr(node, "func", node).end_lineno or 0 for node in nodes} | {node.lineno for node in nodes}
+        if line in lines or (not line and fnmatch.filter(known, self.function)):
+            return
+        near = min(lines, key=lambda other: abs(other - line), default="none")
+        wrong = f"calls nothing on this line; the nearest line that does: {near}."
+        wrong = wrong if line else f"does not define it.{nearest(self.function, known)}"
+        raise SeamError(f"{self.text}: {short(file)} {wrong} If you mean another file, give more of its path.")
 
     def covers(self, file: str, line: int) -> bool:
         """Return whether the line ``line`` of ``file`` is here."""
@@ -146,5 +162,9 @@ def functions(file: str) -> dict[str, list[tuple[int, int]]]:
             else:
                 visit(child, prefix)
 
-    visit(ast.parse(Path(file).read_text(encoding="utf-8")), "")
+    visit(_parsed(file), "")
     return lines
+
+
+def _parsed(file: str) -> ast.Module:
+    return ast.parse(Path(file).read_bytes())

@@ -13,8 +13,13 @@ HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in c
 
 def row(text: str) -> str:
     """A type for argparse: a treatment as it is typed, in which ``host`` is the script's own loss."""
-    is_own = text.partition(";")[0].strip() == HOST
-    flags.spec(text.replace(HOST, "infonce", 1) if is_own else text, paths=True)
+    head = text.partition(";")[0].strip()
+    if head.endswith(".py") or head == "auto":
+        order = "auto --objective host hcl ... -- train.py ..."
+        raise argparse.ArgumentTypeError(
+            f"unexpected {head!r}. The host comes first, and the script behind --: {order}"
+        )
+    flags.spec(text.replace(HOST, "infonce", 1) if head == HOST else text, paths=True)
     return text.strip()
 
 

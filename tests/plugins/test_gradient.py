@@ -567,7 +567,7 @@ def test_whatever_command_auto_prints_trains_as_the_script_or_with_the_objective
     for command in commands:
         if command[2] != "logits":
             continue
-        plain = launch(script, "logits", "--site", "toy.py:1")
+        plain = launch(script, "logits", "--site", "elsewhere.py:1")
         at = command.index("--objective")
         own = command[command.index("--own") + 1] if "--own" in command else "host"
         words = [*command[2:at], "--only"]

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from processes import PATIENCE
+from torch.optim import optimizer
 
 import counterpoint as cp
 from counterpoint.plugins import inject, registry
@@ -184,12 +185,95 @@ def test_a_scripts_own_future_imports_hold_in_its_guard(launch):
 
 @pytest.mark.parametrize("last", ["", "    sys.exit(0)\n", "    sys.exit()\n"])
 def test_a_seam_that_is_never_reached_is_an_error(launch, last):
-    found = launch("logits", *ARGUMENTS, "--site", "toy.py:1", script=TOY + last)
+    found = launch("logits", *ARGUMENTS, "--site", "elsewhere.py:1", script=TOY + last)
     assert found.code == 3
     assert "the host has trained with its own loss" in found.err
     assert "no cross entropy was called anywhere" not in found.err
     assert "no cross entropy was called anywhere" in launch("logits", *site(TOY), script=TOY, arguments=("0",)).err
     assert "seen instead:\n  toy.py:12 with logits (4, 4), 3 times" in found.err
+
+
+LATE = """
+import sys
+
+import torch
+import torch.nn.functional as F
+
+net = torch.nn.Linear(3, 4)
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+
+def loss(x):
+    return F.cross_entropy(net(x) @ net(x).T, torch.arange(4))
+
+
+def unused(x):
+    return F.cross_entropy(net(x), x[:, 0].long())
+
+
+for step in range(120):
+    x = torch.randn(4, 3)
+    (loss(x) if step >= int(sys.argv[1]) else net(x).square().mean()).backward()
+    optimizer.step()
+print(step)
+"""
+
+
+@pytest.mark.parametrize(
+    "words", [["logits", "--site", "toy.py:unused"], ["function", "--replace", "toy.py:unused(x)"]]
+)
+def test_a_seam_that_is_not_reached_in_a_hundred_steps_is_an_error(launch, words):
+    found = launch(*words, "--objective", "hcl:t=0.1", script=LATE, arguments=("0",))
+    assert (found.code, found.out) == (3, "")
+    assert "the host trains with its own loss: in 100 steps of an optimizer" in found.err
+    assert launch(*words, "--only", script=LATE, arguments=("0",)).out == "119\n"
+
+
+@pytest.mark.parametrize(("start", "words", "code"), [(90, [], 0), (110, [], 3), (110, ["--only"], 0)])
+def test_a_loss_that_begins_later(launch, start, words, code):
+    found = launch("logits", "--site", "toy.py:loss", "--scale", "1", *words, script=LATE, arguments=(str(start),))
+    assert (found.code, found.out) == (code, "" if code else "119\n")
+    assert not optimizer._global_optimizer_post_hooks
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("99", "toy.py calls nothing on this line; the nearest line that does: 24."),
+        ("10", "toy.py calls nothing on this line; the nearest line that does: 9."),
+        ("los", "toy.py does not define it. Did you mean 'loss'?"),
+    ],
+)
+def test_a_site_that_is_not_in_the_file_is_refused_at_once(launch, tmp_path, place, message):
+    found = launch("logits", "--site", f"toy.py:{place}", script=LATE.replace("net =", "print('begins')\nnet =", 1))
+    assert (found.code, message in found.err, found.out.count("119")) == (2, True, 0), found.err
+    (tmp_path / "loss.py").write_text("x = 1\n")
+    script = "import loss\nprint('trains')"
+    found = launch("logits", "--site", f"loss.py:{place}", script=script)
+    assert (found.code, found.out, "If you mean another file" in found.err) == (2, "", True)
+
+
+def test_a_site_is_in_the_working_directory_rather_than_in_another_file_of_that_name(launch, tmp_path):
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "late.py").write_text("x = 1\n")
+    (tmp_path / "late.py").write_text(LATE)
+    found = launch("logits", "--site", "late.py:loss", "--scale", "1", script="import more.late\nimport late")
+    assert (found.code, found.out) == (0, "119\n"), found.err  # that of the working directory
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        ("torchrun --nproc_per_node 2 toy.py 3", "torchrun --nproc_per_node 2 -m counterpoint.plugins.inject HOST"),
+        ("accelerate launch -m toy", "accelerate launch -m counterpoint.plugins.inject HOST ... -- -m toy"),
+        ("deepspeed toy.py", "deepspeed --module counterpoint.plugins.inject HOST ... -- toy.py"),
+        ("python -m torch.distributed.run toy.py", "python -m torch.distributed.run -m counterpoint.plugins.inject"),
+        ("-m torch.distributed.run toy.py", "python -m torch.distributed.run -m counterpoint.plugins.inject"),
+    ],
+)
+def test_a_launcher_comes_first(launch, words, command):
+    found = launch("logits", *site(TOY), "--", *words.split(), script=None)
+    assert (found.code, command in found.err) == (2, True), found.err
 
 
 def test_a_scripts_exit_code_is_kept(launch):

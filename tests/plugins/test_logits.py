@@ -232,7 +232,7 @@ def proof(said: str) -> tuple[int, float]:
 
 @pytest.mark.parametrize("settings", ["", "reduction='sum'", "reduction='none'", "ignore_index=2"])
 def test_one_call_is_replaced(launch, settings):
-    plain = launch("--site", "toy.py:1", "--scale", "10", settings=settings)
+    plain = launch("--site", "elsewhere.py:1", "--scale", "10", settings=settings)
     assert plain.code == 3
     assert "toy.py:13 with logits (5, 20) of a layer, 3 times\n  toy.py:14 with logits (5, 5), 3 times" in plain.err
     host = launch(*SITE, "--verify", "2", settings=settings)
@@ -249,7 +249,7 @@ def test_one_call_is_replaced(launch, settings):
 
 def test_compiled_code(launch, tmp_path):
     """In a fresh process, since the compiler remembers which functions it has seen."""
-    plain = launch("--site", "toy.py:1", "--scale", "10")
+    plain = launch("--site", "elsewhere.py:1", "--scale", "10")
     (tmp_path / "toy.py").write_text(SCRIPT.replace(*COMPILED).format(settings=""))
     words = ["inject", "logits", *SITE, "--objective", "infonce:t=0.1", "--", "toy.py"]
     command = [sys.executable, "-W", "ignore", "-m", "counterpoint", *words]
@@ -287,7 +287,7 @@ def test_targets_of_several_positives(launch):
     targets = "torch.tensor([[1.0, 1, 0, 0, 0]] * 5){share}"
     for share in (" / 2", " / 4"):  # the second one is half of the mean over the positives, a weight
         script = SCRIPT.replace("torch.arange(5))  # here", targets.replace("{share}", share) + ")")
-        plain = launch("--site", "toy.py:1", script=script)
+        plain = launch("--site", "elsewhere.py:1", script=script)
         own = launch("--site", "toy.py:14", script=script)
         assert (own.code, own.losses) == (0, plain.losses)
         found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", "--verify", "2", script=script)
@@ -302,7 +302,7 @@ def test_a_classifier_of_the_same_shape_is_no_half_of_the_loss(launch):
     assert found.code == 0
     half = script.replace("head(a)", "b @ a.T")
     assert launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=half).code == 4
-    assert "toy.py:13 with logits (5, 5) of a layer, 3 times" in launch("--site", "toy.py:1", script=script).err
+    assert "toy.py:13 with logits (5, 5) of a layer, 3 times" in launch("--site", "elsewhere.py:1", script=script).err
 
 
 def test_a_scale_that_changes(launch):
@@ -455,7 +455,7 @@ def test_what_has_no_counterpart(launch):
 
 @pytest.mark.parametrize("settings", ["label_smoothing=0.1", "label_smoothing=0.1, ignore_index=2"])
 def test_label_smoothing(launch, settings):
-    plain = launch("--site", "toy.py:1", "--scale", "10", settings=settings)
+    plain = launch("--site", "elsewhere.py:1", "--scale", "10", settings=settings)
     same = launch(*SITE, "--objective", "infonce:t=host", settings=settings)
     assert (same.code, proof(same.err)) == (0, (3, pytest.approx(0, abs=1e-5))), same.err
     assert same.losses == [pytest.approx(line, rel=1e-5) for line in plain.losses]
@@ -640,7 +640,7 @@ def test_binary_logits(launch, words):
     script = script.replace(f"{SIGMOID} torch.arange(5))", f"{SIGMOID.partition(';')[0]}")
     assert "logsigmoid" in script
     site = ("--site", "toy.py:14", "--positives", "diagonal", *words)
-    own = launch("--site", "toy.py:1", script=script)
+    own = launch("--site", "elsewhere.py:1", script=script)
     found = launch(*site, "--objective", "siglip:t=host,b=host", "--verify", "3", script=script)
     assert found.code == 0, found.err
     ours = launch(*site, "--objective", "siglip:t=host,b=host", script=script)
