@@ -1,5 +1,6 @@
 """The settings of a comparison; imports neither torch nor a framework."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
