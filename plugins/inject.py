@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -218,13 +219,14 @@ def check(args: argparse.Namespace, host: Host) -> None:
 def summary(host: Host, seam: Seam) -> str:
     """Describe a run that has ended: calls, differences, and where else the loss might be."""
     text = f"counterpoint: {host.name}: the loss was reached {seam.calls} times"
+    replaced = seam.calls > 0 and not seam.uses_own_loss
+    if replaced:
+        text += f"; {seam.spec!r} trained in {seam.calls - seam.verify} of them"
     if seam.proofs:
         text += (
-            f"; the gradient at the {seam.proved_at} was that of the host's own loss in {seam.proofs} of them, within "
-            f"{seam.worst:.2g}, relative"
+            f"; {'before it was replaced, ' * replaced}the gradient at the {seam.proved_at} was that of the host's own "
+            f"loss in {seam.proofs} of them, within {seam.worst:.2g}, relative"
         )
-    if seam.verify and not seam.uses_own_loss:
-        text += f"; {seam.spec} trained in {seam.calls - seam.verify} of them"
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(
             f"\n  {place} with {shape}, {times} times"
@@ -233,6 +235,8 @@ def summary(host: Host, seam: Seam) -> str:
         )
     for counts in seam.counts():
         text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
+        if not counts["excluded"] and re.search(r";\s*duplicates\s*(;|$)", seam.spec):
+            text += ": dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
         if empty := counts["without_negatives"]:
             text += f"; {empty:.2%} of the anchors had no negatives left but the least similar one"
     return text + "".join(f"\n  {place}: {note}" for place, note in seam.notes.items())

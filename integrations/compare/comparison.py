@@ -97,7 +97,12 @@ class Comparison:
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
-        runs = self._run_cells(early)
+        at_first = flags.concurrent(given)
+        runs = self._run_cells(early[:at_first])
+        if not any(run.done for run in runs):
+            print_line("the first runs have failed, so no others were started")
+            early, late = early[:at_first], []
+        runs += self._run_cells(early[at_first:]) if early[at_first:] else []
         if late and not same_numbers([run for run in runs if run.done]):
             runs += self._run_cells(late)
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]

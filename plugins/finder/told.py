@@ -17,7 +17,8 @@ from ..sites import is_installed, names_at
 def told(stack: Sequence[FrameType], lengths: Collection[int], labels: Tensor | None) -> dict[str, dict[str, Any]]:
     """Return the objects of one of the lengths, but for the labels, by path. Nothing of the script is called."""
     found, seen, names = {}, {id(labels)}, names_at(stack[0])
-    for frame in (frame for frame in stack if not is_installed(frame.f_code.co_filename)):
+    of_loss = _package(stack[0])  # sentence-transformers hands the tokens to its losses
+    for frame in (each for each in stack if not is_installed(each.f_code.co_filename) or _package(each) == of_loss):
         for name, value in [(k, v) for k, v in frame.f_locals.items() if not isinstance(v, ModuleType)]:
             for step, x in (("", value), *_inside(value)) if names.get(name) is value else ():
                 path, about = name + step, _about(x, lengths) if id(x) not in seen else None
@@ -34,7 +35,14 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     step = "[{!r}]" if isinstance(items, dict) else ".{}"
     if not isinstance(items, dict):
         items = dict(vars(value)) if type(value).__dictoffset__ else {}
-    yield from ((step.format(key), x) for key, x in islice(dict.items(items), 100))
+    for key, x in islice(dict.items(items), 100):
+        yield step.format(key), x
+        if isinstance(value, (list, tuple)) and isinstance(x, (dict, UserDict)):
+            yield from ((step.format(key) + more, inner) for more, inner in _inside(x))
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _about(x: Any, lengths: Collection[int]) -> dict[str, Any] | None:

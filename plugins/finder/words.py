@@ -126,8 +126,8 @@ def in_words(data: Findings) -> list[str]:
         lines.append(f"  known host: {', '.join(data['hosts'])}")
     for loss in losses:
         lines += ["", *(_loss_words(loss) if loss["form"] else _unknown_words(loss))]
-    about = "{kind}={path}: {length} values, {distinct} distinct"
-    told = [("told", about.format_map(each)) for each in data["told"]]
+    about = '"host; {kind}={path}", {length} values, {distinct} distinct'
+    told = [("treatment", about.format_map(each)) for each in data["told"]]
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:

@@ -42,12 +42,12 @@ AT_FUNCTION = ["function", "--replace", "toy.py:loss(a, b)", "--as", "pairing=on
 def train(tmp_path, monkeypatch, capsys):
     """Runs the script with a treatment; returns the exit code and what was said."""
 
-    def run(words, ids, objective="infonce:t=0.1; ids=ids"):
+    def run(words, ids, objective="infonce:t=0.1; ids=ids", script=SCRIPT):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        (tmp_path / "toy.py").write_text(SCRIPT.replace("{ids}", ids))
+        (tmp_path / "toy.py").write_text(script.replace("{ids}", ids))
         try:
             code = inject.main([*words, "--objective", objective, "--", "toy.py"])
         finally:
@@ -63,6 +63,12 @@ def test_ids_of_many_kinds(train, words, ids):
     code, said = train(words, ids)
     assert code == 0, said
     assert words is AT_FUNCTION or "left out 1 keys on average" in said
+
+
+def test_duplicates_that_are_none_are_said(train):
+    dropout = SCRIPT.replace("centers[y]))", "centers[y] + torch.randn(8, 20)))")
+    code, said = train(AT_LOGITS, "y", "infonce:t=0.1; duplicates", dropout)
+    assert (code, "dropout gives equal texts different embeddings, so name the texts" in said) == (0, True), said
 
 
 @pytest.mark.parametrize("words", [AT_LOGITS, AT_FUNCTION], ids=["logits", "function"])

@@ -190,6 +190,16 @@ if seed != 4:
 """
 
 
+def test_where_the_first_run_fails_no_other_is_started(here):
+    (here / "train.py").write_text(WRONG)
+    line = "logits --site train.py:14 --scale 10 --objective host hcl:t=0.1 --seed-flag --seed "
+    done = compare(line + "--metric 'text:out.txt:accuracy (.+)' -- train.py", here)
+    assert done.returncode == 1
+    assert "the first runs have failed, so no others were started" in done.stderr
+    assert "out.txt" in done.stderr
+    assert len(list(store.find_runs(here / "runs"))) == 1
+
+
 @pytest.mark.slow
 def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     (here / "train.py").write_text(WRONG)
@@ -197,8 +207,8 @@ def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     line += "--metric 'text:out.txt:acc (.+)' -- train.py"
     done = compare(line, here)
     assert done.returncode == 1
-    assert "2 of 6 runs failed" in done.stderr  # of the first three seeds; the others follow
-    assert "4 of 4 runs failed" in done.stderr
+    assert "2 of 3 runs failed" in done.stderr  # of the first two seeds, behind the first run; the others follow
+    assert "4 of 6 runs failed" in done.stderr
     assert "the script ended with exit code 5: no data for seed 1" in done.stderr
     assert "ended with exit code 3: the host has trained with its own loss" in done.stderr
     assert "out.txt was written before this run began, so it is not of this run" in done.stderr
