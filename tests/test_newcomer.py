@@ -55,7 +55,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint doctor": ([], r"ok +extra +graph"),
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),
     "counterpoint train graph --objective": ([*GRAPH, "--seeds", "2"], r"against infonce.*untrained encoder"),
-    "counterpoint show runs/graph": ([], r"counterpoint train graph --objective .*done +demo, "),
     "counterpoint train graph --config": "a file of the reader's own",
     "counterpoint report runs --format latex": ([], r"toprule"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),

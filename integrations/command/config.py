@@ -1,4 +1,4 @@
-"""Commands from files, and back: the files of ``--config``, and the command that ``counterpoint show`` prints.
+"""Commands from the files of ``--config``.
 
 A file becomes flags that stand before those that were typed, so that typed ones override it. It maps flags to values,
 or it is the ``run.json`` of a run.
@@ -175,9 +175,6 @@ class Begun(NamedTuple):
             own.append((where.dataset, [f"--{where.dataset}", str(arguments["dataset"])]))
         rest = self.line.without(["seeds", *(dest for dest, _ in own)])
         return rest._replace(groups=[*rest.groups, *own])
-
-    def command(self, line: Line) -> str:
-        return shlex.join(["counterpoint", *self.name.split(), *line.words()])
 
 
 def recorded(command: str | None) -> Begun | None:

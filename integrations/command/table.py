@@ -164,12 +164,6 @@ COMMANDS = {
         'report runs/ --baseline "infonce:t=0.2" --metric accuracy',
         "report runs/ --format markdown               for a README; json for programs",
     ),
-    "show": Command(
-        ".show",
-        "print the command that trains a run again, its settings, status, result and environment",
-        "show runs/graph/MUTAG/NAME/seed0",
-        "show runs/graph --json                       the commands of a grid",
-    ),
     "push": Command(
         "..hub.commands:push",
         "publish the encoder of a run on the Hugging Face hub, with a model card",

@@ -261,7 +261,7 @@ def test_without_extras_each_command_names_its_own(tmp_path):
         assert error.startswith(f"counterpoint {command_of(line)}: ")
         assert error.endswith(install(extra))
         assert code == "code 2"
-    others = {"advise", "compare", "race", "objectives", "inject", "report", "demo", "doctor", "show"}
+    others = {"advise", "compare", "race", "objectives", "inject", "report", "demo", "doctor"}
     assert {command_of(line) for line in NEEDS} == set(COMMANDS) - others
 
 

@@ -60,7 +60,6 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "eval control": "{train control} --episodes 1 --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
     "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
-    "show": "{train graph} --json",
     "report": "{train graph} --out {out} --json",
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
