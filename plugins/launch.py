@@ -150,9 +150,8 @@ def _stop_if_unreached(host: Host, seam: Seam) -> None:
                 "comes to this loss later, say --only."
             )
 
-    # compiled optimizers would be compiled anew in each step
-    hook = register_optimizer_step_post_hook(torch.compiler.disable(step))
-    seam.at_end.append(hook.remove)
+    uncompiled: Any = torch.compiler.disable(step)  # with which an optimizer would be compiled anew in each step
+    seam.at_end.append(register_optimizer_step_post_hook(uncompiled).remove)
 
 
 def shims_of(text: str) -> tuple[Shim, ...]:
@@ -198,12 +197,8 @@ def _compile(body: list[ast.stmt], path: str) -> CodeType:
 
 
 def _is_guard(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
-        return False
-    sides = [node.test.left, *node.test.comparators]
-    names = {side.id for side in sides if isinstance(side, ast.Name)}
-    values = {side.value for side in sides if isinstance(side, ast.Constant)}
-    return isinstance(node.test.ops[0], ast.Eq) and names == {"__name__"} and values == {"__main__"}
+    texts = ("__name__ == '__main__'", "'__main__' == __name__")
+    return isinstance(node, ast.If) and ast.unparse(node.test) in texts
 
 
 _COUNTS = ("gaps", "calls", "proofs", "worst", "proved_at", "seen", "replaced", "notes")
