@@ -706,8 +706,13 @@ def test_training_keeps_no_state_that_vmap_has_mapped(spec):
         with pytest.raises(RuntimeError, match=r"torch\.vmap: each of the mapped calls has statistics of its own"):
             call(*GROUPS) if call is over else call(GROUPS[0])
         torch.testing.assert_close(dict(loss_fn.state_dict()), before, equal_nan=True)
-    expected = torch.stack([loss_fn.eval()(*group, **known) for group in GROUPS.unbind(1)])
+    mapped = torch.vmap(lambda state, a, b: torch.func.functional_call(loss_fn, dict(state), (a, b), known))
+    stacked = {name: torch.stack([x] * 5) for name, x in before.items()}
+    expected = torch.stack([loss_fn.eval()(*group, **known) for group in GROUPS.unbind(1)])  # as in a first step
     torch.testing.assert_close(over(*GROUPS), expected)
+    torch.testing.assert_close(mapped(stacked, *GROUPS), expected)
+    loss_fn.train()
+    torch.testing.assert_close(mapped(stacked, *GROUPS), expected)
     torch.func.grad(lambda a: loss_fn.train()(a, GROUPS[1, 0], **known))(GROUPS[0, 0])
     assert any(not torch.equal(x, before[name]) for name, x in loss_fn.state_dict().items())
 
