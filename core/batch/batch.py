@@ -205,7 +205,7 @@ class Batch:
         if views is not self._views:
             return torch.cat([*views])
         if self._stack is None:
-            self._stack = torch.cat(self._views)
+            self._stack = torch.cat(self.views)
         return self._stack
 
     @property

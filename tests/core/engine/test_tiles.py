@@ -16,6 +16,7 @@ import counterpoint as cp
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.engine import passes
 from counterpoint.engine.mask import Mask
+from counterpoint.engine.pairs import PairNegatives
 from counterpoint.engine.passes import TilePass
 from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.tiles import TileNegatives
@@ -348,7 +349,7 @@ def test_chosen_by_size(monkeypatch):
     for samples in (362, 363):  # as many pairs as a matrix of separate keys has at most, and more
         cp.InfoNCE()(*torch.randn(2, samples, 4, requires_grad=True), pairing="symmetric")
     dense, streamed = cp.MatrixNegatives, TileNegatives
-    assert chosen == [dense, streamed, streamed, dense, streamed, dense, streamed]
+    assert chosen == [dense, streamed, streamed, dense, streamed, PairNegatives, streamed]
 
 
 @pytest.mark.parametrize("spec", ["infonce:t=0.3", "infonce:t=0.005", "hcl:t=0.5 + 0.1*dp", "adnce"])
