@@ -105,7 +105,7 @@ def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
         classes: the class of each known objective, by its name in specs.
     """
     if name == "host":
-        return "'host' is the loss of a script that `counterpoint` runs; here, name an objective: infonce:t=0.1."
+        return "'host' is the loss of a script that `counterpoint` runs; here, name infonce:t=0.1, or give like=."
     here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")
     return f"unknown objective {name!r}.{nearest(here, classes)}"
 

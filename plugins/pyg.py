@@ -60,7 +60,7 @@ class ContrastiveLoss(nn.Module):
     def __init__(self, objective: Objective | str, pairing: str | None = None) -> None:
         super().__init__()
         self.objective: Objective = as_objective(objective)
-        check_known("unknown pairing", pairing or "views", PAIRINGS)
+        check_known("unknown pairing", pairing if isinstance(pairing, str) else "views", PAIRINGS)
         self.pairing = pairing
 
     def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **options: Any) -> Tensor:

@@ -143,7 +143,7 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
         words = {"columns": (columns, _COLUMNS), "labels": (labels, (None, *_LABELS))}
         words |= {"duplicates": (duplicates, (None, _TEXT)), "similarity": (similarity, _SIMILARITIES)}
-        words["pairing"] = pairing, (None, *PAIRINGS)
+        words["pairing"] = pairing if isinstance(pairing, str) else None, (None, *PAIRINGS)
         for name, (value, known) in words.items():
             if value not in known:
                 hint = nearest(str(value), [choice for choice in known if choice])

@@ -40,7 +40,7 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "LOSS(A, B, false_negatives=cp.threshold(2))": r"threshold\(2.0\) is of cosines here; expected a number from -1",
     "cp.treatment('infonce; threshold=-2')(A, B, guide=(A, B))": r"threshold\(-2.0\) is of cosines",
     "cp.compare": "it is a command, `counterpoint compare --help`",
-    "st.ContrastiveLoss(MODEL, 'host; duplicates')": "here, name an objective: infonce:t=0.1",
+    "st.ContrastiveLoss(MODEL, 'host; duplicates')": "here, name infonce:t=0.1",
     "st.ContrastiveLoss(MODEL, pairing='two_way')": "unknown pairing 'two_way'. Did you mean 'one_way'",
     "LOSS.from_logits(A @ B.T, LABELS + 7)": r"labels: expected columns from 0 to 7 or -100, got \[8, 9, ",
     "LOSS.from_logits(A @ B.T, LABELS.float())": "expected 8 columns, got shape .* of torch.float32",
