@@ -131,7 +131,8 @@ def before(seam: Seam) -> None:
             seam.say(message)
 
     seam.at_end.append(end)
-    seam.if_wrong, seam.behind = _IF_WRONG, replaced.site.function.partition(".")[0]
+    seam.if_wrong = _OWN_IS_WRONG if seam.options.get("own") else _IF_WRONG
+    seam.behind = replaced.site.function.partition(".")[0]
     for_modules(seam, patch)
 
 
@@ -155,6 +156,7 @@ def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
     seam.at_end.append(functools.partial(setattr, loaders, "exec_module", execute))
 
 
+_OWN_IS_WRONG = "--own, --as or the parameters are wrong: `counterpoint inject auto` says what the function computes."
 _IF_WRONG = (
     "If --objective is meant to be another loss than the function's, say what the function computes, as in --own "
     "infonce:t=0.1, and that is compared; `counterpoint inject auto` finds it. Else --as, or the parameters, are wrong."
