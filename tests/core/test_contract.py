@@ -696,6 +696,7 @@ def test_groups_in_a_plain_call_are_refused():
         cp.InfoNCE()(GROUPS[0], cp.Keys(GROUPS[1], positives=torch.arange(6)))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("spec", ["adnce:mu=auto", "hcl:radius=0.1", "sogclr:size=6", "isogclr:size=6"])
 def test_training_keeps_no_state_that_vmap_has_mapped(spec):
     """It would be a tensor that nothing outside of torch.vmap can read or store."""
