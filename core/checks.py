@@ -121,9 +121,8 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
     whole = len(views) == 1 and views[0].dim() == 3
     if stacked and not whole:
-        raise ValueError(
-            f"stacked=True: expected one tensor (batch, views, width), got {', '.join(map(shape, views))}."
-        )
+        shapes = ", ".join(map(shape, views))
+        raise ValueError(f"stacked=True: expected one tensor (batch, views, width), got {shapes}.")
     if whole and not stacked:
         raise ValueError(
             f"view 1: expected shape (batch, width), got {shape(views[0])}. For (views, batch, width), call "

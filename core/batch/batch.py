@@ -293,10 +293,8 @@ class Batch:
         checks.require_float(z, what)
         full = z.unsqueeze(1) if z.dim() == 2 else z
         if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width or full.shape[1] == 0:
-            raise ValueError(
-                f"{what}: expected shape ({self.size}, {self.width}) or ({self.size}, n, {self.width}), "
-                f"got {checks.shape(z)}."
-            )
+            expected = f"({self.size}, {self.width}) or ({self.size}, n, {self.width})"
+            raise ValueError(f"{what}: expected shape {expected}, got {checks.shape(z)}.")
         return self._prepared(checks.require_finite(full, what))
 
     def _keys(self, keys: Keys, name: str, z: Tensor) -> Keys:

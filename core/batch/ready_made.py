@@ -36,10 +36,8 @@ def scores_from_matrices(
     scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
     if pos_mask is not None:
         if checks.require_tensor(pos_mask, "pos_mask").shape != pos.shape or pos_mask.dtype != torch.bool:
-            raise ValueError(
-                f"pos_mask: expected booleans of shape {checks.shape(pos)}, "
-                f"got {checks.shape(pos_mask)} of {pos_mask.dtype}."
-            )
+            got = f"{checks.shape(pos_mask)} of {pos_mask.dtype}"
+            raise ValueError(f"pos_mask: expected booleans of shape {checks.shape(pos)}, got {got}.")
         scores.pos = torch.where(pos_mask, pos, torch.zeros_like(pos))
         error = "pos_mask: expected a positive of at least one anchor, got False everywhere."
         scores.pos_mask, scores.anchor_factor = counted_positives(pos_mask, pos.dtype, error)
@@ -94,9 +92,8 @@ def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what:
         return MatrixNegatives(score_matrix(neg, what, anchors))
     _rows(neg, what, anchors)
     if checks.require_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
-        raise ValueError(
-            f"mask: expected booleans of shape {checks.shape(neg)}, got {checks.shape(mask)} of {mask.dtype}."
-        )
+        got = f"{checks.shape(mask)} of {mask.dtype}"
+        raise ValueError(f"mask: expected booleans of shape {checks.shape(neg)}, got {got}.")
     valid = checks.require_negatives(mask.sum(1, keepdim=True))
     # masked values may be anything, NaN included; zero keeps them out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -52,15 +53,11 @@ class TiltedNegatives(Negatives):
 
     def __init__(self, neg: Negatives, strength: float) -> None:
         self.neg, self.strength = neg, strength
-        self._log_count: Tensor | None = None
 
-    @property
+    @cached_property
     def log_count(self) -> Tensor:
-        if self._log_count is None:
-            log_count: Tensor = self.neg.logsumexp(lambda s: self.strength * s.detach()).detach()
-            self._log_count = log_count
-            return log_count
-        return self._log_count
+        log_count: Tensor = self.neg.logsumexp(lambda s: self.strength * s.detach()).detach()
+        return log_count
 
     @property
     def count(self) -> Value:  # type: ignore[override]
@@ -121,18 +118,16 @@ class JoinedNegatives(Negatives):
 
     def __init__(self, parts: Sequence[Negatives], hard: Sequence[int], limited: bool = False) -> None:
         self.parts, self.hard, self.limited = parts, hard, limited
-        self._counts: list[Value] | None = None
 
-    @property
+    @cached_property
     def counts(self) -> list[Value]:
         """The number of negatives in each part."""
-        if self._counts is None:
-            self._counts = [part.count for part in self.parts]
-            for part in self.parts:  # a mean over no negatives would have no gradient that is a number
-                reduced = part.neg if isinstance(part, TiltedNegatives) else part
-                if isinstance(count := reduced.count, Tensor):
-                    reduced.count = torch.where(count > 0, count, 1.0)
-        return self._counts
+        counts = [part.count for part in self.parts]
+        for part in self.parts:  # a mean over no negatives would have no gradient that is a number
+            reduced = part.neg if isinstance(part, TiltedNegatives) else part
+            if isinstance(count := reduced.count, Tensor):
+                reduced.count = torch.where(count > 0, count, 1.0)
+        return counts
 
     @property
     def count(self) -> Value:  # type: ignore[override]
