@@ -107,9 +107,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     if x.dim() > 2:
         x, labels = x.movedim(1, -1).flatten(0, -2), labels.flatten()
     finding |= {"ours": False, "form": "infonce", "in_denominator": True, "reduction": options.get("reduction", "mean")}
-    finding["site_has_labels"] = sink.replaceable
-    finding["masked"] = float((x <= MASKED).double().mean())
-    finding["_logits"] = x
+    finding |= {"site_has_labels": sink.replaceable, "masked": float((x <= MASKED).double().mean()), "_logits": x}
     if labels.is_floating_point():
         labels = labels.movedim(1, -1).flatten(0, -2) if sink.labels.dim() > 2 else sink.labels.detach()
     ignore = int(options.get("ignore_index", -100))
@@ -202,6 +200,5 @@ def _pair_directions(found: list[Finding]) -> None:
     """Say of which loss another one is the other direction: the transposed logits."""
     for one, other in combinations(found, 2):
         x, y = one.get("_logits"), other.get("_logits")
-        if x is None or y is None or x.shape != y.mT.shape or not torch.allclose(x, y.mT, rtol=1e-3, atol=1e-4):
-            continue
-        one["other_direction"], other["other_direction"] = other["site"], one["site"]
+        if x is not None and y is not None and x.shape == y.mT.shape and torch.allclose(x, y.mT, rtol=1e-3, atol=1e-4):
+            one["other_direction"], other["other_direction"] = other["site"], one["site"]

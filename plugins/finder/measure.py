@@ -83,9 +83,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     if finding["scores"]:
         finding |= {"normalized": False, "one_sided": False, "scale": 1.0}
         return 1.0
-    finding["normalized"] = all(norms)
-    finding["scale"] = total[0]
-    finding["one_sided"] = any(norms) and not all(norms)
+    finding |= {"normalized": all(norms), "scale": total[0], "one_sided": any(norms) and not all(norms)}
     if max(total) - min(total) > 1e-3 * abs(total[0]):
         finding["doubts"].append(f"parts of the logits have different scales: {', '.join(f'{x:g}' for x in total)}")
     finding["learned"] = [sink.names.get(key) or "a learned number" for key in learned]
@@ -192,9 +190,7 @@ def _factor(x: Tensor) -> float:
     while node is not None:
         name = node.name().partition("Backward")[0]
         # autograd keeps the other operand, unless it needs none
-        saved = (
-            [getattr(node, each, None) for each in ("_saved_other", "_saved_self")] if name in ("Div", "Mul") else []
-        )
+        saved = [getattr(node, f"_saved_{side}", None) for side in ("other", "self") if name in ("Div", "Mul")]
         numbers = [float(s.detach()) for s in saved if isinstance(s, Tensor) and s.numel() == 1]
         if numbers:
             factor *= 1 / numbers[0] if name == "Div" else numbers[0]

@@ -72,12 +72,11 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
         scale: what similarities are multiplied by.
         tolerance: largest relative difference of gradients, by the precision of the script.
     """
-    found = [_one_way(s * scale, gradient * (1 / scale), "rows", tolerance)]
-    if found[0] is None:
-        found = [_one_way(s.T * scale, gradient.T * (1 / scale), "columns", tolerance)]
-    if found[0] is None and s.shape[0] == s.shape[1] and bool((gradient.diagonal() != 0).all()):
-        found = [_both_ways(s * scale, gradient * (1 / scale), tolerance)]
-    return found[0]
+    x, g = s * scale, gradient * (1 / scale)
+    form = _one_way(x, g, "rows", tolerance) or _one_way(x.T, g.T, "columns", tolerance)
+    if form is None and s.shape[0] == s.shape[1] and bool((gradient.diagonal() != 0).all()):
+        return _both_ways(x, g, tolerance)
+    return form
 
 
 def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | None:

@@ -52,11 +52,7 @@ _MOVES = words(
 )
 _LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
 _NORMS = frozenset(("LinalgVectorNorm", "Norm"))
-_BELOW_A_NORM = words(
-    """
-    Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow
-    """
-)
+_BELOW_A_NORM = words("Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow")
 
 
 @dataclass

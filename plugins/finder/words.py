@@ -163,9 +163,8 @@ def _loss_words(loss: Finding) -> list[str]:
     where = where if loss.get("in_denominator", True) else ", not in the denominator"
     rows += [("positives", f"{loss.get('positives')}{where}"), ("form", _form_words(loss))]
     if loss.get("other_direction"):
-        here = loss["other_direction"] == loss["site"]
-        at = "at the same line" if here else f"at {loss['other_direction']}"
-        rows.append(("directions", f"both: the transposed logits are {at}"))
+        at = "the same line" if loss["other_direction"] == loss["site"] else loss["other_direction"]
+        rows.append(("directions", f"both: the transposed logits are at {at}"))
     elif loss.get("way") == "both":
         rows.append(("directions", "rows and columns of the same logits"))
     if loss["processes"] > 1:
