@@ -62,8 +62,7 @@ class _Steps:
             for name in ("value_difference", "gradient_difference"):
                 if name in finding:
                     entry[name] = max(entry.get(name, 0.0), finding[name])
-            if not finding["ours"]:
-                entry["ours"] = False
+            entry["ours"] &= finding["ours"]
             if finding.get("positives") != entry.get("positives") and finding["form"]:
                 entry["positives"] = "others in each call"
             if finding.get("columns") != entry.get("columns"):
@@ -138,19 +137,13 @@ def run_and_conclude(
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "findings.json") if args.json is None else args.json.resolve()
         file.write_text("")
-        seam = Seam(
-            OWN_LOSS,
-            options={"steps": args.steps, "json": str(file), "shims": args.shims},
-            quiet=not is_first_process(),
-        )
+        options = {"steps": args.steps, "json": str(file), "shims": args.shims}
+        seam = Seam(OWN_LOSS, options=options, quiet=not is_first_process())
         words, here, home = [*words], Path.cwd(), script.path.resolve().parent
-        if other := _other_framework(script.path):
-            print(
-                f"counterpoint: {script.path.name} imports {other}, not torch: this is for torch only", file=sys.stderr
-            )
-            return SeamError.code
         failure: BaseException | None = None
         try:
+            if other := _other_framework(script.path):
+                raise SeamError(f"{script.path.name} imports {other}, not torch: this is for torch only")
             run(host, seam, script, arguments, use_shims=not args.no_shims)
         except SeamError as error:
             print(f"counterpoint: {error}", file=sys.stderr)

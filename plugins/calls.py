@@ -126,14 +126,12 @@ def replace_losses(calls: Calls, known: bool) -> None:
     """
     log_softmaxes = WeakIdKeyDictionary()  # their results, with the replacement of the logits, and the logits
     put(calls.seam, nn.functional, "cross_entropy", _labeled(calls, nn.functional.cross_entropy, known))
-    nll_loss = _labeled(calls, nn.functional.nll_loss, known, log_softmaxes)
-    put(calls.seam, nn.functional, "nll_loss", nll_loss)
+    put(calls.seam, nn.functional, "nll_loss", _labeled(calls, nn.functional.nll_loss, known, log_softmaxes))
     named_ = any(positives is not None for positives in calls.sites.values())
     for name in (*_SUMS, *_BINARY) if named_ else (*_SUMS[:2], *_BINARY):
         for owner in OWNERS:
             if hasattr(owner, name):
-                call = _unlabeled(calls, getattr(owner, name), name, known, log_softmaxes)
-                put(calls.seam, owner, name, call)
+                put(calls.seam, owner, name, _unlabeled(calls, getattr(owner, name), name, known, log_softmaxes))
 
 
 def _labeled(

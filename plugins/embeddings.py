@@ -164,9 +164,8 @@ class Embeddings(Replaced):
             except (TypeError, ValueError) as error:
                 raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         found = torch.autograd.grad(value, leaves, allow_unused=True)
-        return float(value.detach()), [
-            torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)
-        ]
+        gradients = [torch.zeros_like(x) if d is None else d for x, d in zip(leaves, found, strict=True)]
+        return float(value.detach()), gradients
 
 
 class _Loss(torch.autograd.Function):

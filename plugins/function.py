@@ -194,7 +194,7 @@ def _known(file: str, replaced: _Replaced) -> str:
 
 
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+    signature, where = inspect.signature(original), replaced.site.text
     own = seam.options.get("own") or (seam.spec.partition(";")[0] if seam.verify else None)
     names = [*dict.fromkeys((*replaced.views, *replaced.named.values()))]
 
@@ -204,11 +204,7 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         bound.apply_defaults()
         replaced.call(bound.arguments)  # raises now what is wrong with them
         embeddings = Embeddings(
-            seam,
-            replaced.site.text,
-            own,
-            lambda *x: replaced.call(dict(zip(names, x, strict=True))),
-            names=bound.arguments,
+            seam, where, own, lambda *x: replaced.call(dict(zip(names, x, strict=True))), names=bound.arguments
         )
         before = [bound.arguments[name] for name in names]
         after = embeddings(*before)
@@ -219,12 +215,10 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         if own is None and seam.spec != OWN_LOSS:
             if not isinstance(result, Tensor):
                 raise SeamError(
-                    f"{replaced.site.text} returns {type(result).__name__}, not a loss alone: say what it computes, "
+                    f"{where} returns {type(result).__name__}, not a loss alone: say what it computes, "
                     "as in --own infonce:t=0.1; `counterpoint inject auto` finds it"
                 )
-            seam.notes[replaced.site.text] = (
-                "taken for a mean over anchors, and not compared: --own says what the function computes"
-            )
+            seam.notes[where] = "taken for a mean over anchors, and not compared: --own says what the function computes"
         return embeddings.returned(result)
 
     vars(call)["counterpoint_replaces"] = original

@@ -36,9 +36,8 @@ def patch(objective: str | Seam, module: ModuleType) -> Seam:
     host_loss = model.loss_cal
 
     def loss_cal(self: Any, x: Tensor, x_aug: Tensor, *settings: Any) -> Tensor:
-        embeddings = Embeddings(
-            seam, "simclr.loss_cal", own_spec(*settings), lambda *views: Call(views, {"pairing": ONE_WAY})
-        )
+        own = own_spec(*settings)
+        embeddings = Embeddings(seam, "simclr.loss_cal", own, lambda *views: Call(views, {"pairing": ONE_WAY}))
         return embeddings.returned(host_loss(self, *embeddings(x, x_aug), *settings))  # type: ignore[no-any-return]
 
     model.loss_cal = loss_cal

@@ -301,9 +301,8 @@ class Host:
         if "indexed" in loss_fn.needs and "index" not in getattr(loss_fn, "told", ()):
             raise SeamError(f'{self.name}: {loss_fn} needs the positions of samples: add "; index=PATH"')
         if loss_fn.needs - {"indexed"} and self.inputs:
-            raise SeamError(
-                f"{self.name}: {loss_fn} needs {' and '.join(sorted(loss_fn.needs))} views, but {self.inputs}"
-            )
+            needs = " and ".join(sorted(loss_fn.needs))
+            raise SeamError(f"{self.name}: {loss_fn} needs {needs} views, but {self.inputs}")
         if self.max_views is None:
             return loss_fn
         multi = [part for part in loss_fn.modules() if isinstance(part, ArCL)]

@@ -64,11 +64,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
     drift = "go on where the gradient is no longer that of the host's own loss"
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
-    add(
-        "--only",
-        action="store_true",
-        help="a part of the host's loss is meant to stay as it is, or the whole for its first steps",
-    )
+    part = "a part of the host's loss is meant to stay as it is, or the whole for its first steps"
+    add("--only", action="store_true", help=part)
     replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
     add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
@@ -98,6 +95,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
+    from . import auto
     from .host import Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run
 
@@ -118,15 +116,11 @@ def command(args: argparse.Namespace) -> int:
         host = registry.find(args.host, path.path.resolve().parent, args.force)
         check(args, host)
         if host.name == "auto":
-            from . import auto
-
             auto.check(args)
     except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return SeamError.code
     if host.name == "auto":
-        from . import auto
-
         return auto.run_and_conclude(host, args, path, arguments, script)
     options = {name: getattr(args, name) for name in ("shims", *_OPTIONS)} | {"only": args.only or None}
     # resolved now, since the script may change its working directory
@@ -260,11 +254,8 @@ def explain(host: Host) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``python -m counterpoint.plugins.inject``, for launchers such as torchrun."""
-    parser = Parser(
-        prog="python -m counterpoint.plugins.inject",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m counterpoint.plugins.inject", description=__doc__, formatter_class=layout)
     add_arguments(parser)
     return command(parser.parse_args(argv))
 

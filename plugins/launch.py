@@ -94,10 +94,8 @@ def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str],
         exec(definitions, module.__dict__)
         finish(module)
         module.__name__ = "__main__"
-        with (
-            _patched_spawn(host, seam, use_shims),
-            _patched_popen(script.path.resolve(), _command_line(host, seam, use_shims)),
-        ):
+        popen = _patched_popen(script.path.resolve(), _command_line(host, seam, use_shims))
+        with _patched_spawn(host, seam, use_shims), popen:
             exec(main, module.__dict__)
     finally:
         seam.end()

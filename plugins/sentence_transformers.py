@@ -123,38 +123,35 @@ class ContrastiveLoss(nn.Module):
         gather_across_devices: bool = False,
     ) -> None:
         super().__init__()
+        where = type(self).__name__
         if not isinstance(model, nn.Module):
             raise TypeError(
-                f"{type(self).__name__}: model: expected a SentenceTransformer, got {type(model).__name__}; "
-                f'the objective comes second: {type(self).__name__}(model, "infonce:t=0.05").'
+                f"{where}: model: expected a SentenceTransformer, got {type(model).__name__}; "
+                f'the objective comes second: {where}(model, "infonce:t=0.05").'
             )
         self.objective: Objective = as_objective(objective)
         if "adversarial" in self.objective.needs:  # without mixed views, objectives leave out terms
-            raise ValueError(
-                f"{type(self).__name__}: {self.objective} needs adversarial views, but words have no gradient."
-            )
+            raise ValueError(f"{where}: {self.objective} needs adversarial views, but words have no gradient.")
         if any(isinstance(part, FromHost) for part in self.objective.modules()):
             raise ValueError(
-                f"{type(self).__name__}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
+                f"{where}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
                 "one over the host's scale: t=0.05."
             )
         views = (self.objective.views or 2) if views is None else views
         if views < 2:
-            raise ValueError(f"{type(self).__name__}: views must be at least 2, got {views!r}.")
+            raise ValueError(f"{where}: views must be at least 2, got {views!r}.")
         words = {"columns": (columns, _COLUMNS), "labels": (labels, (None, *_LABELS))}
         words |= {"duplicates": (duplicates, (None, _TEXT)), "similarity": (similarity, _SIMILARITIES)}
         words["pairing"] = pairing if isinstance(pairing, str) else None, (None, *PAIRINGS)
         for name, (value, known) in words.items():
             if value not in known:
                 hint = nearest(str(value), [choice for choice in known if choice])
-                raise ValueError(f"{type(self).__name__}: unknown {name} {value!r}.{hint}")
+                raise ValueError(f"{where}: unknown {name} {value!r}.{hint}")
         if duplicates is not None and (labels is not None or gather_across_devices):
             other = "labels" if labels is not None else "gather_across_devices"
-            raise ValueError(f'{type(self).__name__}: duplicates="text" cannot be combined with {other}=.')
+            raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}=.')
         if guide is not None and false_negatives is None and not getattr(self.objective, "rules", ()):
-            raise ValueError(
-                f"{type(self).__name__}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule."
-            )
+            raise ValueError(f"{where}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule.")
         self.directions: tuple[str, ...] = _as_directions(pairing, directions, hardness_mode, hardness_strength)
         self.similarity = similarity
         self.hardness_mode = hardness_mode
@@ -245,8 +242,7 @@ class ContrastiveLoss(nn.Module):
 
     def _views(self, embeddings: list[Tensor]) -> tuple[list[Tensor], dict[str, Any]]:
         views, hard = self._split(embeddings)
-        options: dict[str, Any] = {"false_negatives": self.rules} if self.rules else {}
-        options |= {"empty": "zero"} if self.rules else {}
+        options: dict[str, Any] = {"false_negatives": self.rules, "empty": "zero"} if self.rules else {}
         if hard:
             stacked = torch.stack(hard, 1)
             options["negatives"] = Keys(stacked, shared=self.shared_negatives, own_log_weight=self.negative_weight)

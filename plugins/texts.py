@@ -52,11 +52,8 @@ def equal_texts(columns: Sequence[Features], negatives: Sequence[Features] = ())
     if not negatives:
         return numbers, None
     of_text = {text: root(i) for text, i in first.items()}
-    count = len(ids)
-    rows = [
-        [of_text.get(text, count + k) for k, text in enumerate(row)]
-        for row in zip(*map(tokens, negatives), strict=True)
-    ]
+    by_sample = zip(*map(tokens, negatives), strict=True)
+    rows = [[of_text.get(text, len(ids) + k) for k, text in enumerate(row)] for row in by_sample]
     return numbers, torch.tensor(rows, device=numbers.device)
 
 
@@ -71,17 +68,13 @@ class Guide:
     def __init__(self, guide: Any, model: Any) -> None:
         for name, one in (("guide", guide), ("model", model)):
             if not hasattr(getattr(one, "tokenizer", None), "get_vocab"):
-                raise TypeError(
-                    f"{name}: expected a SentenceTransformer or another model with a tokenizer, "
-                    f"got {type(one).__name__}."
-                )
+                expected = "a SentenceTransformer or another model with a tokenizer"
+                raise TypeError(f"{name}: expected {expected}, got {type(one).__name__}.")
         self.guide, self.model = guide, model
         if guide is not model:  # a model that guides itself is trained
             guide.eval().requires_grad_(False)
-        same = (
-            type(guide.tokenizer) is type(model.tokenizer)
-            and guide.tokenizer.get_vocab() == model.tokenizer.get_vocab()
-        )
+        judging, trained = guide.tokenizer, model.tokenizer
+        same = type(judging) is type(trained) and judging.get_vocab() == trained.get_vocab()
         self.same_tokens = same and (guide.max_seq_length or 0) >= (model.max_seq_length or 0)
 
     @torch.no_grad()
