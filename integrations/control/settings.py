@@ -49,10 +49,8 @@ class AgentSettings:
         if self.crop < 4 * self.layers - 1:
             raise ValueError(f"crop: {self.layers} convolutions need at least {4 * self.layers - 1}, got {self.crop}.")
         if self.batch > (stored := min(self.random_steps, self.capacity - 1)):
-            raise ValueError(
-                f"batch: {self.batch} transitions, but the buffer holds {stored} at the first update; raise "
-                "random_steps or capacity."
-            )
+            buffer = f"the buffer holds {stored} at the first update"
+            raise ValueError(f"batch: {self.batch} transitions, but {buffer}; raise random_steps or capacity.")
 
     def arguments(self) -> dict[str, Any]:
         """The settings as cells have them, with those of the agent under ``settings``."""

@@ -40,10 +40,9 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
         scores = scores or curl.default_scores(check_objective(objective))
     actions = math.ceil(settings.steps / repeat)
     if actions < settings.random_steps:
-        raise ValueError(
-            f"steps: {settings.steps} are {actions} actions, each repeated {repeat} times, but the first "
-            f"{settings.random_steps} are random, before any update; raise steps or lower random_steps."
-        )
+        random = f"the first {settings.random_steps} are random, before any update"
+        taken = f"{settings.steps} are {actions} actions, each repeated {repeat} times"
+        raise ValueError(f"steps: {taken}, but {random}; raise steps or lower random_steps.")
     own = replace(settings, scores=scores, repeat=repeat).arguments()
     return {"domain": "control", "dataset": task, "objective": objective, "seed": seed, **own}
 

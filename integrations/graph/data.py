@@ -73,8 +73,7 @@ class GraphSet:
         """Collect a PyG data set or a list of ``Data`` with ``edge_index``, ``y`` and optionally ``x``."""
         if not (data_list := list(graphs)):
             raise ValueError(f"{name}: no graphs.")
-        missing = [i for i, data in enumerate(data_list) if data.edge_index is None or data.y is None]
-        if missing:
+        if missing := [i for i, data in enumerate(data_list) if data.edge_index is None or data.y is None]:
             raise ValueError(f"{name}: graph {missing[0]} has no edge_index or no y.")
         batch = Batch.from_data_list(data_list)
         nodes, edges = batch.ptr.diff(), torch.tensor([data.num_edges for data in data_list])
@@ -161,8 +160,7 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         if offline:
             raise ValueError(f"dataset {name!r}: the files in {raw} cannot be read ({why}).") from error
-        known = " Offline, $COUNTERPOINT_DATA names the folder that has tu/."
-        hint = known if name in KNOWN else nearest(name, KNOWN)
+        hint = " Offline, $COUNTERPOINT_DATA names the folder that has tu/." if name in KNOWN else nearest(name, KNOWN)
         raise ValueError(f"dataset {name!r}: it cannot be downloaded ({why}).{hint}") from error
     if data.y is None or data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"dataset {name!r}: its graphs have no classes.")

@@ -48,10 +48,8 @@ class Encoder(nn.Module):
 def _out_channels(model: nn.Module, given: int | None) -> int:
     width = getattr(model, "out_channels", None) if given is None else given
     if not isinstance(width, int) or width < 1:
-        raise ValueError(
-            f"out_channels: expected the number of columns of {type(model).__name__}'s output, got {width!r}; pass "
-            "out_channels=, or give the model an attribute of that name."
-        )
+        expected = f"expected the number of columns of {type(model).__name__}'s output, got {width!r}"
+        raise ValueError(f"out_channels: {expected}; pass out_channels=, or give the model an attribute of that name.")
     return width
 
 

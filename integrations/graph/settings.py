@@ -14,6 +14,7 @@ PROBES = ("svm", "svc", "logreg", "knn")
 FEATURES = ("auto", "labels", "degree", "constant")
 PARTS = ("all", "tune", "report")
 PROTOCOLS = ("inner", "official")
+_OFFICIAL = "official: evaluate during training too, with GraphCL's kernel SVM, and report its best beside the last"
 UNTRAINED, BAG = "untrained encoder", "bag of nodes"  # the rows that train no objective
 
 # the sets, of more than a hundred, that the field reports; for the hints of error messages
@@ -49,11 +50,7 @@ class Settings:
     probe: str = setting("svm", "classifier that evaluates the embeddings", choices=PROBES)
     folds: int = setting(10, "test folds", low=2)
     part: str = setting("all", "graphs to report on: all, or 30 % to tune on, or the other 70 %", choices=PARTS)
-    protocol: str = setting(
-        "inner",
-        "official: evaluate during training too, with GraphCL's kernel SVM, and report its best beside the last",
-        choices=PROTOCOLS,
-    )
+    protocol: str = setting("inner", _OFFICIAL, choices=PROTOCOLS)
     device: str = setting("cpu", flag=False)
 
 

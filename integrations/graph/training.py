@@ -27,9 +27,7 @@ BEST_LOOK = "best look"  # the best of these: what choosing the epoch on the tes
 
 def batches(count: int, size: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """Yield the indices of each step of an epoch in random order; a last batch of one graph is left out."""
-    for index in torch.randperm(count, generator=generator).split(size):
-        if len(index) > 1:
-            yield index
+    yield from (index for index in torch.randperm(count, generator=generator).split(size) if len(index) > 1)
 
 
 def pretrain(
@@ -103,8 +101,7 @@ def build(arguments: dict[str, Any], width: int) -> Pretraining:
     # one random stream per view, so that the first views do not depend on how many the objective asks for
     name, hops = arguments["augment"], arguments["hops"]
     augments = [augmentation(name, 1000 * (seed + 1) + view, hops=hops) for view in range(1, views)]
-    model = Pretraining(encoder, objective, augments, arguments["pairing"])
-    return model.to(arguments["device"])
+    return Pretraining(encoder, objective, augments, arguments["pairing"]).to(arguments["device"])
 
 
 def train(run: Run) -> None:

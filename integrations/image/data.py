@@ -152,9 +152,8 @@ def _folder(path: Path, split: str, size: int) -> ImageSet:
     split_folder = next((path / split_name for split_name in split_names if (path / split_name).is_dir()), None)
     base, train = split_folder or path, path / "train"
     if split_folder is None and train.is_dir():
-        raise ValueError(
-            f"data: {path} has a folder train beside none named test or val; add one, or remove that level."
-        )
+        fault = "has a folder train beside none named test or val"
+        raise ValueError(f"data: {path} {fault}; add one, or remove that level.")
     classes = _classes(train if train.is_dir() else base)  # the training images define the classes of both splits
     files = [(file, -1) for file in sorted(base.iterdir()) if _is_image(file)]
     if classes:

@@ -124,9 +124,8 @@ def pretrain(module: Pretraining, data: ImageSet, run: Run | None = None, watch:
             schedule.load_state_dict(state["schedule"])
         store.set_rng_state(state["rng"])
     left = range(start, settings.epochs)
-    epochs = store.track(left, "epochs") if run is None else run.track(left, settings.epochs)
     saved = time.monotonic()
-    for epoch in epochs:
+    for epoch in store.track(left, "epochs") if run is None else run.track(left, settings.epochs):
         total: Tensor | float = 0.0
         numbers: dict[str, float] = {}
         for step, rows in enumerate(batches(data, module, epoch)):
@@ -143,8 +142,7 @@ def pretrain(module: Pretraining, data: ImageSet, run: Run | None = None, watch:
             continue
         last = epoch + 1 == settings.epochs
         if watch is not None and settings.watch and (last or (epoch + 1) % settings.watch == 0):
-            watched = watch(module.method.encoder)
-            numbers |= {f"validation_{name}": number for name, number in watched.items()}
+            numbers |= {f"validation_{name}": value for name, value in watch(module.method.encoder).items()}
         run.log(epoch + 1, loss=loss, **numbers)
         if last or time.monotonic() - saved >= SAVE_EVERY:
             state = {"state_dict": module.state_dict(), "optimizer": optimizer.state_dict()}

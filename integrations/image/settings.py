@@ -74,9 +74,8 @@ def check_backbone(name: str) -> None:
 def check_fits(name: str, batch: int, count: int) -> None:
     """Raise ``ValueError`` unless a step fits into this many training images."""
     if batch > count:
-        raise ValueError(
-            f"batch: {batch} images do not fit into {name} with {count} to train on; give --batch {count} or less."
-        )
+        data = f"{name} with {count} to train on"
+        raise ValueError(f"batch: {batch} images do not fit into {data}; give --batch {count} or less.")
 
 
 @dataclass(frozen=True)

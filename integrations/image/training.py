@@ -68,9 +68,8 @@ def train(run: Run) -> None:
     settings = EvaluationSettings(**arguments["evaluation"])
     probes = allowed_probes(arguments, images)
     module = build(arguments, images.train.size[0])
-    watch = partial(
-        evaluation.evaluate, train=images.labelled, test=images.validation, probes=["knn"], settings=settings
-    )
+    neighbors = partial(evaluation.evaluate, probes=["knn"], settings=settings)
+    watch = partial(neighbors, train=images.labelled, test=images.validation)
     pretrain(module, images.train, run, watch if images.validation.labelled else None)
     if arguments["epochs"] == 0:
         run.save({"state_dict": module.state_dict()}, 0)

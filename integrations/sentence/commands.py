@@ -28,13 +28,9 @@ if TYPE_CHECKING:
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of ``counterpoint train sentence``."""
     flags.add_arguments(parser, "infonce:t=0.05", Settings, PRESETS)
-    parser.add_argument(
-        "--data",
-        type=lambda path: str(Path(path)),  # ./x.txt and x.txt are one run
-        required=True,
-        metavar="FILE",
-        help="training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)",
-    )
+    data = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
+    # a path, as ./x.txt and x.txt are one run
+    parser.add_argument("--data", type=lambda path: str(Path(path)), required=True, metavar="FILE", help=data)
     flags.add_settings(parser.add_argument_group("training"), Settings)
     flags.add_root(parser, f"folder of the STS sets, or hub (${ENVIRONMENT}, else hub)")
     parser.set_defaults(check=_check_train)
@@ -247,9 +243,8 @@ def sts_text(report: sts.Report) -> str:
     if g := report.geometry:
         parts.append(f"{g.of}: alignment {g.alignment:.3f}, uniformity {g.uniformity:.3f} (both: lower is better)")
     parts.append(f"{report.texts} distinct texts, each embedded once")
-    parts += [
-        f"{name}: {s.dropped} pairs without a gold score left out" for name, s in report.sets.items() if s.dropped
-    ]
+    dropped = {name: one.dropped for name, one in report.sets.items() if one.dropped}
+    parts += [f"{name}: {count} pairs without a gold score left out" for name, count in dropped.items()]
     why = "undefined, as the model gives all its pairs the same similarity"
     parts += [f"{name}: {why}" for name, value in scores.items() if math.isnan(value)]
     return "\n".join(parts)
@@ -264,9 +259,8 @@ def transfer_text(report: transfer.Report) -> str:
 
 def retrieval_text(report: retrieval.Report) -> str:
     """Return the table of the collections, and their mean below."""
-    rows: list[list[Cell]] = [
-        [name, one.queries, one.documents, *one.metrics.values()] for name, one in report.collections.items()
-    ]
+    scores = report.collections.items()
+    rows: list[list[Cell]] = [[name, one.queries, one.documents, *one.metrics.values()] for name, one in scores]
     rows += [["mean", "", "", *report.mean.values()]] if report.mean else []
     return grid(["collection", "queries", "documents", *retrieval.METRICS], rows)
 

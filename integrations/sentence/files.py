@@ -36,10 +36,8 @@ def lines(path: Path, encoding: str = "utf-8") -> list[str]:
         text = raw.decode(encoding)
     except UnicodeDecodeError as error:
         row = raw.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}: line {row} is not {encoding}: byte 0x{raw[error.start]:02x}. Convert the file, for instance "
-            "with iconv -f latin1 -t utf-8."
-        ) from None
+        hint = "Convert the file, for instance with iconv -f latin1 -t utf-8."
+        raise ValueError(f"{path}: line {row} is not {encoding}: byte 0x{raw[error.start]:02x}. {hint}") from None
     rows = text.removeprefix("\ufeff").split("\n")
     if rows[-1] == "":
         rows.pop()

@@ -18,6 +18,10 @@ POSITIVES = ("auto", "same", "columns", "next-sentence")
 HEADS = ("none", "training", "kept")
 SCHEDULES = ("linear", "constant", "cosine")
 PRECISIONS = ("fp32", "bf16", "fp16")
+# help that is longer than a line of the settings
+_RULE = "negatives to leave out: margin(0.1), margin(0.05,relative), threshold(0.9), ... (none)"
+_DEV = "STS set, or BEIR folder with qrels/dev.tsv, whose score selects the checkpoint; none for the last one"
+_TEST = "sets, tasks and BEIR folders to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)"
 
 
 def check_set(setting: str, name: str, known: Sequence[str]) -> None:
@@ -51,24 +55,13 @@ class Settings:
     weight_decay: float = setting(0.0, "weight decay of AdamW", low=0)
     negative_weight: float = setting(0.0, "SimCSE's weight of a sample's own hard negatives, added to their logit")
     duplicates: str | None = setting(None, "text: samples that share one are not negatives (none)", choices=("text",))
-    false_negatives: str | None = setting(
-        None, "negatives to leave out: margin(0.1), margin(0.05,relative), threshold(0.9), ... (none)", metavar="RULE"
-    )
+    false_negatives: str | None = setting(None, _RULE, metavar="RULE")
     guide: str | None = setting(None, "model by whose similarities false_negatives decides (the trained one)")
     precision: str = setting("fp32", "precision of the arithmetic", choices=PRECISIONS)
-    dev: str | None = setting(
-        "STSB-dev",
-        "STS set, or BEIR folder with qrels/dev.tsv, whose score selects the checkpoint; none for the last one",
-        metavar="SET",
-    )
+    dev: str | None = setting("STSB-dev", _DEV, metavar="SET")
     every: int = setting(125, "steps between two evaluations on it", low=1)
     save: int = setting(125, "steps between two checkpoints; 0 for none", low=0)
-    test: Sequence[str] | None = setting(
-        None,
-        "sets, tasks and BEIR folders to evaluate the finished model on; --test alone: SimCSE's seven STS sets (none)",
-        nargs="*",
-        metavar="SET",
-    )
+    test: Sequence[str] | None = setting(None, _TEST, nargs="*", metavar="SET")
     keep: bool = setting(True, flag=False)
     device: str = setting("cpu", flag=False)
 

@@ -128,9 +128,8 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
         for place, (_, first, second, gold, *_) in table(path, 4, header=True):
             yield place, gold, first, second
     else:
-        raise FileNotFoundError(
-            f"{name}: neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/."
-        )
+        neither = f"neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/"
+        raise FileNotFoundError(f"{name}: {neither}.")
 
 
 def _hub_rows(name: str) -> Iterator[Row]:

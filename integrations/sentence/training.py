@@ -219,15 +219,14 @@ def fit(
             raise ValueError(f"static: {loss.objective} has learned values, which sparse Adam cannot update.")
         training.max_grad_norm = 0.0  # sparse gradients cannot be clipped
         sparse = torch.optim.SparseAdam(list(model.parameters()), lr=arguments["lr"])
+    collator = SentenceTransformerDataCollator(preprocess_fn=model.preprocess, max_length=arguments["max_length"])
     trainer = SentenceTransformerTrainer(
         model=model,
         args=training,
         train_dataset=samples,
         loss=loss,
         evaluator=dev,
-        data_collator=SentenceTransformerDataCollator(
-            preprocess_fn=model.preprocess, max_length=arguments["max_length"]
-        ),
+        data_collator=collator,
         callbacks=[callback],
         optimizers=(sparse, None),
     )
