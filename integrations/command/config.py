@@ -104,9 +104,8 @@ def _read(file: str, name: str, parser: Parser) -> Line:
         raise ValueError(f"it was begun by {program}, not by counterpoint {name}{hint}.")
     if any(REDACTED in word for word in begun.line.words()):
         raise ValueError("its command had a secret, which was not recorded: type the command again.")
-    if begun.name != name:
-        return begun.of_run(arguments).without(["seed"])  # tune has others
-    return begun.of_run(arguments)
+    line = begun.of_run(arguments)
+    return line if begun.name == name else line.without(["seed"])  # tune has others
 
 
 def _load(file: str) -> object:
@@ -136,9 +135,7 @@ def _load(file: str) -> object:
 def _words(content: Mapping[object, object], parser: Parser) -> list[str]:
     """Return the words for flags in a file: ``epochs: 5``, ``objective: [hcl, adnce]``, ``cosine: true``."""
     known = {word.removeprefix("--"): action for word, action in parser._option_string_actions.items()}
-    host: list[str] = []
-    words: list[str] = []
-    script: list[str] = []
+    host, words, script = list[str](), list[str](), list[str]()
     for key, value in content.items():
         name = "on" if key is True else str(key).replace("_", "-")  # YAML 1.1 reads on as true
         values = [str(one) for one in (value if isinstance(value, list) else [value])]

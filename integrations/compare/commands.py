@@ -46,8 +46,6 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
 --fresh    The same command continues after Ctrl-C or a kill: finished runs are kept, and others begin anew. An edited
            script is another one; after changes to what it imports, begin with --fresh.
 """
-
-
 OBJECTIVES = "what to compare: specs, treatments, and host for the script's own loss (required)"
 
 
@@ -149,11 +147,8 @@ def _file_faults(settings: Settings, script: Sequence[str], jobs: int) -> Iterat
             yield f"--link {link}: has no effect without --copy"
         if Path(link).is_absolute() or not (here / link).exists():
             yield f"--link {link}: expected a file or folder in this one"
-    read = [
-        metric.text
-        for metric in (*settings.metric, settings.items, settings.tune_metric)
-        if metric and metric.kind in FILES
-    ]
+    metrics = (*settings.metric, settings.items, settings.tune_metric)
+    read = [metric.text for metric in metrics if metric and metric.kind in FILES]
     if jobs > 1 and read and not settings.copy and not any("{out}" in word for word in script):
         yield (
             f"--jobs {jobs}: runs at the same time would overwrite what {read[0]} reads: let the script write to "

@@ -34,7 +34,6 @@ FILES = ("json", "csv", "text", "tensorboard", *items.FORMS)  # what the script 
 SERIES = ("csv", "text", "tensorboard", "output")  # of which there may be one in every epoch
 SCORES = "scores.json"  # what functions in the script's process have returned
 
-
 Values = list[tuple[int, str | float]]  # steps, and what was written at each
 
 
@@ -74,9 +73,8 @@ def _named_after(pattern: str, text: str) -> str:
     except re.error as error:
         raise argparse.ArgumentTypeError(f"{text}: not a regular expression: {error}") from None
     if compiled.groups != 1:
-        raise argparse.ArgumentTypeError(
-            f"{text}: expected one group (...) around the number, got {compiled.groups}; (?:...) is not a group"
-        )
+        actual = f"got {compiled.groups}; (?:...) is not a group"
+        raise argparse.ArgumentTypeError(f"{text}: expected one group (...) around the number, {actual}")
     words = re.sub(r"\\.|\W+", " ", pattern.partition("(")[0]).strip()
     return next(iter(compiled.groupindex), words or "value")
 
@@ -172,9 +170,8 @@ def _json(metric: Metric, written: Written) -> Any:
             kind = f"a list of {len(value)}" if isinstance(value, list) else f"{value!r}"
             raise KeyError(f"no {key!r}.{nearest(key, value)}" if isinstance(value, dict) else f"no {key!r} in {kind}")
     if isinstance(value, dict):
-        raise ValueError(
-            f"{metric.what!r} holds {', '.join(value)}: add one of them, as in json:FILE:{metric.what}.KEY"
-        )
+        hint = f"add one of them, as in json:FILE:{metric.what}.KEY"
+        raise ValueError(f"{metric.what!r} holds {', '.join(value)}: {hint}")
     return value
 
 

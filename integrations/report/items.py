@@ -128,9 +128,8 @@ def compare_items(
             larger = abs(signs @ gap) >= abs(gap.sum()) * (1 - 1e-9)
             permutation[row] = float((1 + larger.sum()) / (1 + len(signs)))
     shown = min(map(len, rows.values())) * seeds
-    return ItemReport(
-        title, baseline, count, shown, values, _verdicts(these, margin), permutation, _verdicts(again, margin)
-    )
+    verdicts = _verdicts(these, margin), permutation, _verdicts(again, margin)
+    return ItemReport(title, baseline, count, shown, values, *verdicts)
 
 
 def over_items(report: Report, source: Source, margin: float | None = None) -> Iterator[ItemReport]:

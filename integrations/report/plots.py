@@ -40,10 +40,8 @@ class Style(NamedTuple):
 def styles(rows: Iterable[str], checks: Iterable[str] = ()) -> dict[str, Style]:
     """Return a look for each row: different for 30 of them, and gray for those that train nothing."""
     checks, looks = set(checks), zip(cycle(COLOURS), cycle(DASHES), strict=False)
-    return {
-        row: Style(i, GREY, "-") if row in checks else Style(i, *next(looks))
-        for i, row in enumerate(dict.fromkeys(rows), 1)
-    }
+    numbered = enumerate(dict.fromkeys(rows), 1)
+    return {row: Style(i, GREY, "-") if row in checks else Style(i, *next(looks)) for i, row in numbered}
 
 
 def save(drawing: Figure, path: str | Path) -> None:
@@ -149,9 +147,8 @@ def _lines(run: Run) -> list[dict[str, float]]:
 
 def _band(runs: Sequence[Run], key: str) -> tuple[list[float], list[float], list[float]]:
     """Return the steps at which all seeds logged a number, with its mean and standard deviation over seeds."""
-    logs = [
-        {line["step"]: line[key] for line in _lines(run) if not math.isnan(line.get(key, math.nan))} for run in runs
-    ]
+    logged = ([line for line in _lines(run) if not math.isnan(line.get(key, math.nan))] for run in runs)
+    logs = [{line["step"]: line[key] for line in lines} for lines in logged]
     if not (common := sorted({*logs[0]}.intersection(*logs[1:]))):
         return [], [], []
     values = torch.tensor([[log[step] for log in logs] for step in common], dtype=torch.float64)

@@ -178,8 +178,7 @@ def summarise(
                 prefix = [name + setting] * (len(datasets) > 1 or len(metrics) < 2 or bool(setting))
                 title = " ".join(prefix + [metric] * (len(metrics) > 1))
                 columns += _columns(members, rows, (name, metric, setting, title), baseline, lower, margin)
-                missing = [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]
-                if missing:
+                if missing := [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]:
                     named = listed(f"{row} ({plural(count, 'run')})" for row, count in Counter(missing).items())
                     notes.append(f"{name}: no {metric} could be computed for {named}: left out of all means.")
     if not all(column.tested for column in columns):
@@ -197,12 +196,9 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
     for run in sorted(runs, key=_may_differ_in):
         settings = {key: value for key, value in run.arguments.items() if key not in IDENTIFYING}
         free = {*_may_differ_in(run)}
-        alike = (
-            key
-            for key, part in parts.items()
-            if free and all(part.get(k) == settings.get(k) for k in {*part, *settings} - free)
-        )
-        for key in [*alike] or [json.dumps(settings, sort_keys=True)]:
+        shared = {key: {*part, *settings} - free for key, part in parts.items()} if free else {}
+        alike = [key for key, names in shared.items() if all(parts[key].get(k) == settings.get(k) for k in names)]
+        for key in alike or [json.dumps(settings, sort_keys=True)]:
             parts.setdefault(key, settings)
             members[key].append(run)
     differing = {k for part in parts.values() for k in part if len({json.dumps(p.get(k)) for p in parts.values()}) > 1}
@@ -364,8 +360,7 @@ def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         yield f"{states.total()} of {len(runs)} runs are left out: {counts}."
     for name in ("counterpoint", "torch"):
-        versions = sorted({run.record.get("versions", {}).get(name, "?") for run in done})
-        if len(versions) > 1:
+        if len(versions := sorted({run.record.get("versions", {}).get(name, "?") for run in done})) > 1:
             yield f"Runs of several versions of {name}: {listed(versions)}."
 
 

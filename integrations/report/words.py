@@ -39,8 +39,7 @@ def _objectives(column: Column) -> Iterator[str]:
 
 
 def _pairs(compared: Mapping[str, Verdict]) -> str:
-    counts = sorted(verdict.pairs for verdict in compared.values())
-    return _range(map(str, counts))
+    return _range(map(str, sorted(verdict.pairs for verdict in compared.values())))
 
 
 def _range(ordered: Iterable[str]) -> str:
