@@ -69,10 +69,8 @@ def by_effect(some: Iterable[Cell]) -> dict[str, list[Cell]]:
 def about(objective: str) -> Iterator[str]:
     """The atlas's findings on an objective, by its registered name, as lines."""
     for effect, some in by_effect(cell for cell in cells(objective=objective) if cell["row"] != ORACLE).items():
-        shown = [
-            "{regime}, {dose} ({data}, {row}): {difference:+.1f}".format(**cell)
-            for cell in some[: 4 if effect in EFFECTS[:2] else 0]
-        ]
+        first = some[: 4 if effect in EFFECTS[:2] else 0]
+        shown = ["{regime}, {dose} ({data}, {row}): {difference:+.1f}".format(**cell) for cell in first]
         if some:
             more = f"{len(some)} of its cells" if not shown else "; ".join(shown)
             more += f"; {len(some) - len(shown)} more" if shown and len(some) > len(shown) else ""

@@ -48,9 +48,8 @@ def store(text: str, written: bool = True) -> str | Path:
     if isinstance(place, Path):
         return folder(str(place)) if written else place
     if place.startswith("memory://"):
-        raise argparse.ArgumentTypeError(
-            f"{text}: lost when this process ends; expected a folder, or s3://BUCKET/FOLDER."
-        )
+        expected = "expected a folder, or s3://BUCKET/FOLDER"
+        raise argparse.ArgumentTypeError(f"{text}: lost when this process ends; {expected}.")
     return place
 
 

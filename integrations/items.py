@@ -33,9 +33,8 @@ def parse(text: str) -> Source:
     """A type for argparse: ``npy:FILE``, ``jsonl:FILE:ID:SCORE``, or ``jsonl:FILE:ID:SIMILARITY:GOLD``."""
     match = re.fullmatch(r"(?:([\w ./%@-]+)=)?(npy|jsonl):([^:]+)((?::[^:]+)*)", text, re.S)
     if match is None or match[4].count(":") not in ((0,) if match[2] == "npy" else (2, 3)):
-        raise argparse.ArgumentTypeError(
-            f"expected {FORMS['npy']}, {FORMS['jsonl']} or jsonl:FILE:ID:SIMILARITY:GOLD, got {text!r}"
-        )
+        forms = f"{FORMS['npy']}, {FORMS['jsonl']} or jsonl:FILE:ID:SIMILARITY:GOLD"
+        raise argparse.ArgumentTypeError(f"expected {forms}, got {text!r}")
     name, kind, place, what = match[1], match[2], match[3], match[4][1:]
     return Source(kind, place, what, name or ":".join(what.split(":")[1:]) or Path(place).stem, text)
 

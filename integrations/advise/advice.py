@@ -18,11 +18,8 @@ Said = Iterator[tuple[str, list[Cell]]]
 def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the advice: ``topic``, ``text``, and ``evidence``, the cells of the atlas behind it."""
     parts = (_hard_negatives, _false_negatives, _wrong_positives, _duplicates, _unknown)
-    return [
-        {"topic": part.__name__.strip("_").replace("_", " "), "text": text, "evidence": [cite(cell) for cell in some]}
-        for part in parts
-        for text, some in part(measured)
-    ]
+    said = [(part.__name__.strip("_").replace("_", " "), *one) for part in parts for one in part(measured)]
+    return [{"topic": topic, "text": text, "evidence": [cite(cell) for cell in some]} for topic, text, some in said]
 
 
 def _usable(cell: Cell, measured: dict[str, Any]) -> bool:

@@ -70,9 +70,8 @@ def wrong_positives(data: Pairs, numbers: Tensor) -> tuple[Result, list[Result]]
     wrong, low, high = share(found)
     scores, sample = torch.cat(found), numbers[folds.flatten()]
     worst = scores.argsort()[: round(wrong * len(scores))].tolist()
-    rows = [
-        {"kind": "wrong pair", "row": sample[i].item(), "other": "", "score": round(scores[i].item(), 4)} for i in worst
-    ]
+    pairs = ((sample[i].item(), round(scores[i].item(), 4)) for i in worst)
+    rows = [{"kind": "wrong pair", "row": row, "other": "", "score": score} for row, score in pairs]
     return {"share": wrong, "low": low, "high": high}, rows
 
 

@@ -158,8 +158,7 @@ class MLflow(Tracker):
                 self.client.create_experiment(name, files)
             experiment = self.client.get_experiment_by_name(name)
         place = [experiment.experiment_id]
-        same = self.client.search_runs(place, f"tags.`{self.TAG}` = '{subject.identifier}'", max_results=1)
-        if same:
+        if same := self.client.search_runs(place, f"tags.`{self.TAG}` = '{subject.identifier}'", max_results=1):
             self.id = same[0].info.run_id
             self.client.update_run(self.id, status="RUNNING")
             histories = (self.client.get_metric_history(self.id, key) for key in same[0].data.metrics)
@@ -175,10 +174,9 @@ class MLflow(Tracker):
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        now, metrics = int(1000 * time.time()), []
-        for name, value in numbers.items():
-            allowed = "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name)
-            metrics.append(Metric(allowed, value, now, step))
+        now = int(1000 * time.time())
+        allowed = {name: "".join(c if c.isalnum() or c in "_-. /" else "_" for c in name) for name in numbers}
+        metrics = [Metric(allowed[name], value, now, step) for name, value in numbers.items()]
         self.waiting.append(self.client.log_batch(self.id, metrics=metrics, synchronous=False))
 
     def close(self, status: str) -> None:
