@@ -192,7 +192,6 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
     "objectives adnec": "'adnec'. Did you mean 'adnce'",
     "report empty --format pdf": "'pdf'. Known: terminal, markdown, html, latex, json",
     "report notes.txt": "expected a folder of runs, got a file",
-    "show nowhere": "nowhere: no such folder",
     "inject train.py": "the host comes first, and the script behind --, as in: auto -- train.py",
     "inject hcl -- train.py": "it is an objective, as in: auto --objective hcl -- train.py",
     "inject logits": "which script[?] Put it behind --",

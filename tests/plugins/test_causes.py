@@ -312,7 +312,7 @@ def test_what_a_treatment_could_be_told(find):
         "all_texts['text']": rows,
     }
     assert all(2 <= each["distinct"] <= 4 for each in found.data["told"])
-    assert "told          ids=batch['doc']: 8 values, " in found.err
+    assert "treatment     \"host; ids=batch['doc']\", 8 values, " in found.err
     assert found.data["own"] == "infonce:t=0.1"
     assert not found.data["errors"]
 

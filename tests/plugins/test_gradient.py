@@ -180,7 +180,11 @@ def test_a_product_of_positives_is_proved_and_replaced_in_backward_alone():
         run(nodes, f"{HCL}; ids=at", {"product": [lines], "own": own})
     assert run(nodes, f"{HCL}; margin=0.2", {"product": [lines], "own": own})[1].proofs == 1
     with pytest.raises(SeamError, match="has no positive for each of its 5 rows"):
-        run(nodes, HCL, {"product": [f"test_gradient.py:{line_of(nodes, line)},1"], "own": own})
+        run(
+            nodes,
+            HCL,
+            {"product": [f"test_gradient.py:{line_of(nodes, line)},{line_of(grace, 's = q @')}"], "own": own},
+        )
     with pytest.raises(SeamError, match="expected no --positives"):
         run(nodes, HCL, {"product": [lines], "own": own, "positives": "diagonal"})
     seam = Seam(HCL, options={"product": [lines], "own": own})
