@@ -89,7 +89,9 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             soft = explaining(sink.x.detach().double(), gradient.double(), sink.alike, tolerance_of(sink.x))
             if form is not None or soft:
                 done |= {id(product) for product in products}
-                form = form or _of_targets(sink, *next(iter(soft.values())))
+                if soft and (form is None or _are_soft(soft)):  # targets that ramp in are almost ones and zeros
+                    form = _of_targets(sink, *next(iter(soft.values())))
+                assert form is not None
                 finding = _judged(watch, [unit], form, root, begin(sink, products))
                 yield _with_targets(finding, soft) if soft else finding
                 continue
@@ -132,11 +134,15 @@ def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:
 
 def _with_targets(finding: Finding, soft: Mapping[str, tuple[Tensor, float]]) -> Finding:
     """Name the soft targets of a finding; where they are ones and zeros, its positives are still columns."""
-    finding["targets"] = [*soft]
-    name, (targets, _) = next(iter(soft.items()))
-    if bool(((targets != 0) & (targets != 1)).any()):
+    finding["targets"], name = [*soft], next(iter(soft))
+    if _are_soft(soft):
         finding["columns"], finding["positives"] = name, f"soft targets {name}"
     return finding
+
+
+def _are_soft(soft: Mapping[str, tuple[Tensor, float]]) -> bool:
+    targets, _ = next(iter(soft.values()))
+    return bool(((targets != 0) & (targets != 1)).any())
 
 
 def _through(root: Tensor, sink: Sink) -> Tensor | None:

@@ -200,14 +200,18 @@ def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_in
 def explaining(
     x: Tensor, gradient: Tensor, alike: Mapping[str, Tensor], tolerance: float
 ) -> dict[str, tuple[Tensor, float]]:
-    """Return which tensors may be the soft targets of a log_softmax of ``x``, by name, and the differences."""
+    """Return which tensors may be the soft targets of a log_softmax of ``x``, by name, and the differences.
+
+    The closest comes first. Those that differ more than rounding from it are others, of which targets are a mixture.
+    """
     found: dict[str, tuple[Tensor, float]] = {}
     for name, targets in alike.items():
         if bool((targets >= 0).all() & targets.any()):
             expected = x.softmax(-1) * targets.sum(-1, keepdim=True) - targets
             error, _ = fit(gradient.flatten(0, -2), expected.flatten(0, -2))
             found |= {name: (targets, error)} if error <= tolerance else {}
-    return found
+    best = sorted(found.items(), key=lambda each: each[1][1])
+    return {name: (targets, error) for name, (targets, error) in best if error <= max(10 * best[0][1][1], 1e-6)}
 
 
 def layout(positives: Tensor) -> str:

@@ -165,6 +165,15 @@ def test_auto_names_the_targets_of_a_log_softmax(find, launch, loss):
     assert proof(launch(*command[3:-2], script=by_hand(loss)).err) == (24, pytest.approx(0, abs=1e-9))
 
 
+def test_auto_names_targets_that_are_ones_and_zeros_up_to_the_precision_of_the_script(find):
+    """They explain the gradient in single precision, but the mixture with the teacher's explains it better."""
+    script = SCRIPT.replace("torch.set_default_dtype(torch.float64)", "").replace("step / 3)", "step / 3000)")
+    assert script.count("3000") == 1
+    found = find(script, "--objective", "hcl:t=host")
+    assert [x["positives"] for x in found.losses] == ["soft targets i2t_targets", "soft targets t2i_targets"], found.err
+    assert [*TARGETS] == found.data["commands"][0][7:9]
+
+
 def test_auto_prints_no_command_that_is_refused_for_a_learned_scale(find):
     found = find(by_hand("(torch.logsumexp(X, 1) - (T * X).sum(1)).mean()"))
     torch.set_default_dtype(torch.float32)

@@ -151,8 +151,8 @@ train(criterion)
     "ALBEF, targets that ramp in": Member(
         "ALBEF",
         ALBEF.replace("ALPHA = 0.0", "ALPHA = 0.4"),
-        [("model_retrieval.py", "", 0, "")] * 2,
-        "",
+        [("model_retrieval.py", IN, 14.286, f"soft targets sim_{way}_targets") for way in ("i2t", "t2i")],
+        ANY,
         needs=("transformers.modeling_utils",),
     ),
     "x-clip": Member(
