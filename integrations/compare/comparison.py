@@ -214,7 +214,7 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         ranges = {row: f" ({min(some):.2f} to {max(some):.2f})" * (len(some) > 1) for row, some in times.items()}
         shown = [f"{row} {median(values):.2f}{ranges[row]}" for row, values in times.items()]
         yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
-    if slow := [row for row, values in times.items() if min(values) > TOLERANCE]:
+    if slow := [row for row, values in times.items() if len(values) >= FEWEST and min(values) > TOLERANCE]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
