@@ -132,7 +132,7 @@ def main() -> None:
     host, turns = {"graphcl": of_graphcl, "simcse": of_simcse}[args.host](seam, args.warm, args.pairs)
     file = args.ratios.resolve() if args.ratios else None
     os.chdir(args.clone)
-    with tempfile.TemporaryDirectory() as folder, suppress(EnoughError):
+    with tempfile.TemporaryDirectory(prefix="bert") as folder, suppress(EnoughError):  # which the script reads
         more = ["--model_name_or_path", str(bert(args.bert, Path(folder)))] if args.bert else []
         Turns.ends = time.time() + args.seconds
         launch.run(host, seam, Path(args.script[0]), [*args.script[1:], *more])
