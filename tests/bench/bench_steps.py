@@ -103,8 +103,10 @@ def of_simcse(seam: Seam, *counts: int) -> tuple[Any, list[Turns]]:
 
 def bert(size: str, folder: Path) -> Path:
     """Write a BERT of random weights, with the vocabulary size of the real one."""
-    import tiny_bert
     import transformers
+
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
+    import tiny_bert
 
     layers, width = map(int, size.split("x"))
     tiny_bert.build(folder)
