@@ -7,7 +7,7 @@
     python -m tests.bench.losses --pairing one_way --peers open_clip --sizes 4096 --losses \
         "siglip:t=learned(T),b=learned(-10,-100,100)"
     python -m tests.bench.losses --pairing one_way --unit --peers none    # of unit vectors, which nobody normalizes
-    python -m tests.bench.losses --pairing symmetric --before ../88efa1b  # and ours as another checkout has it
+    python -m tests.bench.losses --pairing symmetric --before ../88efa1b  # beside our losses of another checkout
     python -m tests.bench.losses --threads 2                       # wall clock of two threads
     python -m tests.bench.losses --device cuda --dtype bfloat16 --pairing symmetric --width 512 --sizes 16384,65536 \\
         --losses infonce:t=T adnce:t=T infonce:t=T,engine=tiles
