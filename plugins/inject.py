@@ -95,7 +95,6 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
-    from . import auto
     from .host import Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run
 
@@ -116,11 +115,15 @@ def command(args: argparse.Namespace) -> int:
         host = registry.find(args.host, path.path.resolve().parent, args.force)
         check(args, host)
         if host.name == "auto":
+            from . import auto
+
             auto.check(args)
     except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return SeamError.code
     if host.name == "auto":
+        from . import auto
+
         return auto.run_and_conclude(host, args, path, arguments, script)
     options = {name: getattr(args, name) for name in ("shims", *_OPTIONS)} | {"only": args.only or None}
     # resolved now, since the script may change its working directory

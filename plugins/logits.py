@@ -21,7 +21,7 @@ multiplies a ``log_softmax`` by are named, ``--positives sim_i2t_targets``, one 
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -153,8 +153,8 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     named = products or texts
     sites_ = dict(zip(pairs or map(Site.parse, named), named.values(), strict=True))
     calls = Calls(seam, sites_)
-    for site in (*sites_, *pairs.values()) if sites is None else ():
-        for_modules(seam, functools.partial(_check, site))
+    if sites is None:
+        for_modules(seam, functools.partial(_check, (*sites_, *pairs.values())))
     if products:
         calls.scales.stop()  # --own says it
         replace_products(calls, pairs)
@@ -173,9 +173,10 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     seam.say("replacing the gradient at " + ", ".join(products or texts))
 
 
-def _check(site: Site, module: ModuleType) -> None:
+def _check(sites: Iterable[Site], module: ModuleType) -> None:
     if isinstance(file := getattr(module, "__file__", None), str):
-        site.check(file)
+        for site in sites:
+            site.check(file)
 
 
 def _with_positives(options: Mapping[str, Any], name: str) -> dict[str, str | None]:

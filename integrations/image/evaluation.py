@@ -100,8 +100,8 @@ def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
 def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     """Compute ``(N, width)`` features of images, ``uint8`` or in ``[0, 1]``, on the encoder's device."""
     device = _device(encoder)
-    low, high = (float(limit) for limit in x.aminmax())
-    if x.is_floating_point() and not (low >= 0 and high <= 1):
+    low, high = map(float, x.aminmax()) if x.is_floating_point() else (0.0, 1.0)
+    if not (low >= 0 and high <= 1):
         raise ValueError(f"images: expected uint8, or numbers from 0 to 1, got numbers from {low:g} to {high:g}.")
     with evaluation_mode(encoder):
         parts = store.track(x.split(batch), "features, batches")
