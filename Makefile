@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
 SOURCES = $(sort $(shell find core experimental plugins integrations -type f ! -name '*.py[co]'))
 
-.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types graph bench constraints dist dry-run clean help FORCE
+.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types mypy pyright graph bench constraints dist dry-run clean help FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -73,9 +73,15 @@ lint: $(VENV)/ready types
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/lint-imports --no-logo
 
+# both at once: neither uses a second core
 types: $(VENV)/ready
+	@$(MAKE) --no-print-directory -j2 mypy pyright
+
+mypy:
 	$(VENV)/bin/mypy -p counterpoint
 	$(VENV)/bin/mypy tests/support/typed_use.py
+
+pyright:
 	$(VENV)/bin/pyright
 
 # the picture and the numbers of the import graph in docs/architecture.md

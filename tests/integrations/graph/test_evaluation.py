@@ -43,17 +43,17 @@ def test_it_is_scikit_learns_grid_search_in_each_training_fold(probe):
     expected = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, (train, test) in enumerate(StratifiedKFold(4, shuffle=True, random_state=7).split(z, y)):
-            inner = StratifiedKFold(5, shuffle=True, random_state=4 * 7 + number)
+        for number, (train, test) in enumerate(StratifiedKFold(3, shuffle=True, random_state=7).split(z, y)):
+            inner = StratifiedKFold(5, shuffle=True, random_state=3 * 7 + number)
             search = GridSearchCV(model, grid, cv=inner).fit(z[train], y[train])
             expected.append(100 * search.score(z[test], y[test]))
-    found = evaluate(z, y, probe, folds=4, seed=7)
+    found = evaluate(z, y, probe, folds=3, seed=7)
     assert found.folds == pytest.approx(expected, abs=1e-9)
     assert found.accuracy == pytest.approx(np.mean(expected))
     assert found.std == pytest.approx(np.std(expected))
     assert 50 < found.accuracy < 100
-    assert found == evaluate(z, y, probe, folds=4, seed=7)
-    assert found != evaluate(z, y, probe, folds=4, seed=8)
+    assert found == evaluate(z, y, probe, folds=3, seed=7)
+    assert found != evaluate(z, y, probe, folds=3, seed=8)
 
 
 @pytest.mark.parametrize("probe", PROBES)
@@ -66,7 +66,7 @@ def test_test_classes_are_not_seen(probe):
     for _ in range(5):
         # any classes at all can be fitted to the training part
         memorised = np.eye(n) + 0.01 * random.normal(size=(n, n))
-        accuracies.append(evaluate(memorised, random.permutation(y), probe, folds=5).accuracy)
+        accuracies.append(evaluate(memorised, random.permutation(y), probe, folds=3).accuracy)
     assert np.mean(accuracies) == pytest.approx(50, abs=10)
 
 
