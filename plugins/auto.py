@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import registry
+from . import registry, shims
 from .finder.findings import judge
 from .finder.records import Finding, Findings
 from .finder.watch import EnoughError, Watch
@@ -157,11 +157,13 @@ def run_and_conclude(
             objective = None if args.objective == OWN_LOSS else args.objective
             data: Findings = json.loads(file.read_text())
             data["failed"] = failure is not None
-            shims = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
+            changes = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
             apply = bool(args.apply) and failure is None
-            code = conclude(data, objective, [*shims, "--", *words], home, apply, args.only)
+            code = conclude(data, objective, [*changes, "--", *words], home, apply, args.only)
             file.write_text(json.dumps(data, indent=2))
     if failure is not None:
+        for value, shim in () if args.shims or args.no_shims else dict(shims.curing(failure, home)).items():
+            print(f"counterpoint: --shims {value} may help: {shim.name}, {shim.why}", file=sys.stderr)
         print("counterpoint: the script ended with an error:", file=sys.stderr)
         raise failure
     return code

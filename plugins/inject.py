@@ -112,7 +112,8 @@ def command(args: argparse.Namespace) -> int:
         if not script:
             raise SeamError("which script? Put it behind --, with its own arguments: -- train.py --epochs 1")
         path, arguments = Script.of(script)
-        host = registry.find(args.host, path.path.resolve().parent, args.force)
+        is_fork = args.force or (args.shims or "").startswith(f"{args.host}:")
+        host = registry.find(args.host, path.path.resolve().parent, is_fork)
         check(args, host)
         if host.name == "auto":
             from . import auto

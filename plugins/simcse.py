@@ -64,18 +64,28 @@ def patch(objective: str | Seam) -> Seam:
         own = f"infonce:t={float(model.sim.temp)!r}"
         pooler = model.mlp if model.pooler_type == "cls" else model.pooler
         found: list[Embeddings] = []  # the host's, then those of a guide, whose pooler is a copy
+        outputs: list[Tensor] = []
 
         def pooled(module: Any, arguments: Any, out: Tensor) -> Tensor:
+            outputs.append(out)
             if seam.own_guide is not None:
                 seam.own_guide.note(module, (arguments, {}), out)
             found.append(embeddings := Embeddings(seam, models.__file__, own, call))
             return embeddings(out)[0]  # type: ignore[no-any-return]
 
-        hook = pooler.register_forward_hook(pooled)
+        def conditioned(_: Any, arguments: Any, options: dict[str, Any]) -> Any:
+            if outputs:
+                options["cls_input"] = outputs[0].view_as(options["cls_input"])
+            return arguments, options
+
+        hooks = [pooler.register_forward_hook(pooled)]
+        if hasattr(model, "discriminator"):  # DiffCSE's, whose loss brings the embeddings another gradient
+            hooks.append(model.discriminator.register_forward_pre_hook(conditioned, prepend=True, with_kwargs=True))
         try:
             output = forward(model, encoder, **inputs)
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         if found and getattr(output, "loss", None) is not None:
             output.loss = found[0].returned(output.loss)
         return output

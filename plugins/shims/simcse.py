@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,8 +27,8 @@ def shims(package: str = "simcse") -> tuple[Shim, ...]:
         _checkpoint: "the host's checkpoints belong to its loop; the library's replace them",
         _lm_head: "an attribute of that name, here of --do_mlm, is taken for output embeddings",
         _post_init: "models of transformers 5 are incomplete without it, and the host does not call it",
-        _tokenizer: "the trainer of transformers 5 calls this argument processing_class",
-        _eval_dataset: "the library's trainer requires one, but the host evaluates on SentEval's files",
+        _second_encoder: "DiffCSE's constructor loads another model, and its edition of the library takes cls_input",
+        _arguments: "the library's trainer requires an eval_dataset, and calls tokenizer processing_class",
     }
     return (
         _restore("file_utils", "cached_property", lambda: functools.cached_property, "Python's own replaces it"),
@@ -85,6 +86,8 @@ def _loop(package: str) -> bool:
     def train(self: Any, model_path: str | None = None, **options: Any) -> Any:
         # the host passes the pretrained model's folder, which holds a training state only if a run is to be resumed
         resume = model_path is not None and (Path(model_path) / "trainer_state.json").is_file()
+        if hasattr(self, "model_args") and hasattr(self.model_args, "masking_ratio"):  # DiffCSE's loop sets this
+            self.tokenizer.custom_mlm_prob = self.model_args.masking_ratio
         return super(trainer, self).train(resume_from_checkpoint=model_path if resume else None, **options)
 
     trainer.train = train
@@ -92,31 +95,20 @@ def _loop(package: str) -> bool:
 
 
 def _checkpoint(package: str) -> bool:
-    del _host_trainer(package)._save_checkpoint
+    for name in {"_save_checkpoint", "_maybe_log_save_evaluate"} & vars(_host_trainer(package)).keys():
+        delattr(_host_trainer(package), name)
     return True
 
 
-def _tokenizer(package: str) -> bool:
-    if not _is_version_5():
+def _arguments(package: str) -> bool:
+    trainer, renamed = _host_trainer(package), _is_version_5()
+    if not renamed and "didn't pass an `eval_dataset`" not in inspect.getsource(_library("trainer")):
         return False
-    trainer = _host_trainer(package)
 
     def init(self: Any, *args: Any, tokenizer: Any = None, **options: Any) -> None:
-        super(trainer, self).__init__(*args, processing_class=tokenizer, **options)
+        named = {"processing_class" if renamed else "tokenizer": tokenizer}
+        super(trainer, self).__init__(*args, **{"eval_dataset": [], **named, **options})
         self.tokenizer = tokenizer
-
-    trainer.__init__ = init
-    return True
-
-
-def _eval_dataset(package: str) -> bool:
-    if "didn't pass an `eval_dataset`" not in inspect.getsource(_library("trainer")):
-        return False
-    trainer = _host_trainer(package)
-    host_init = trainer.__init__
-
-    def init(self: Any, *args: Any, **options: Any) -> None:
-        host_init(self, *args, **{"eval_dataset": [], **options})
 
     trainer.__init__ = init
     return True
@@ -128,12 +120,47 @@ def _post_init(package: str) -> bool:
     models: Any = importlib.import_module(f"{package}.models")
     cl_init = models.cl_init
 
+    @functools.wraps(cl_init)
     def init(model: Any, config: Any) -> None:
         cl_init(model, config)
         model.post_init()
 
     models.cl_init = init
     return True
+
+
+def _second_encoder(package: str) -> bool:
+    models: Any = importlib.import_module(f"{package}.models")
+    if not _is_version_5() or "cls.generator = " not in inspect.getsource(models.cl_init):
+        return False
+    library, none = models.transformers, SimpleNamespace(from_pretrained=lambda _: None)
+
+    def from_pretrained(class_: Any, *args: Any, **options: Any) -> Any:
+        models.transformers = SimpleNamespace(AutoModelForMaskedLM=none, DistilBertForMaskedLM=none)
+        try:
+            model = super(class_, class_).from_pretrained(*args, **options)
+        finally:
+            models.transformers = library
+        name = model.model_args.generator_name or "distilbert-base-uncased"
+        model.generator = library.AutoModelForMaskedLM.from_pretrained(name)
+        model.discriminator.register_forward_pre_hook(_condition, with_kwargs=True)
+        return model
+
+    for class_ in (models.BertForCL, models.RobertaForCL):
+        class_.from_pretrained = classmethod(from_pretrained)
+    return True
+
+
+def _condition(encoder: Any, arguments: Any, options: dict[str, Any]) -> Any:
+    """Let ``cls_input`` be the embedding of the first token."""
+    first = options.pop("cls_input").unsqueeze(1)
+
+    def put(_module: Any, _inputs: Any, words: torch.Tensor) -> torch.Tensor:
+        hook.remove()
+        return torch.cat([first, words[:, 1:]], dim=1)
+
+    hook = encoder.embeddings.register_forward_hook(put)
+    return arguments, options
 
 
 def _lm_head(package: str) -> bool:

@@ -446,16 +446,17 @@ def clone(tmp_path, names):
     return tmp_path / "host"
 
 
-def arguments(tmp_path, *more):
+def arguments(tmp_path, *more, width=16):
     """A tiny random BERT and a few sentences, and how today's transformers is told to use them."""
     import transformers
 
     bert = tmp_path / "bert"
     bert.mkdir()
-    (bert / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]))
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS, *(f"[unused{i}]" for i in range(80))]
+    (bert / "vocab.txt").write_text("\n".join(vocabulary))
     transformers.BertTokenizer(str(bert / "vocab.txt")).save_pretrained(bert)
-    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    config = transformers.BertConfig(vocab_size=len(WORDS) + 5, max_position_embeddings=20, **size)
+    size = {"hidden_size": width, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BertConfig(vocab_size=len(vocabulary), max_position_embeddings=20, **size)
     transformers.BertForPreTraining(config).save_pretrained(bert)
     text = "".join(" ".join(WORDS[(i * j) % 26] for j in range(1, 7)) + "\n" for i in range(1, 65))
     (tmp_path / "text.txt").write_text(text)
@@ -480,6 +481,18 @@ def test_the_unmodified_host(tmp_path, names, more):
     assert max(differences(found.stderr)) <= 1e-3
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
     assert [line["negatives"] for line in lines] == [7] * 6
+
+
+def test_an_unmodified_fork_whose_embeddings_go_into_another_loss(tmp_path):
+    """DiffCSE's second encoder learns what was replaced in a sentence, given its embedding."""
+    shutil.copytree(real_clone("DiffCSE"), tmp_path / "host", ignore=shutil.ignore_patterns("data", "transformers-*"))
+    flags = f"--generator_name {tmp_path / 'bert'} --lambda_weight 1 --batchnorm --mlp_only_train --masking_ratio 0.3"
+    words = ["--shims", "simcse:diffcse", "--objective", "adnce:mu=0.4,t=0.07", "--verify", "3"]
+    words += ["--", *arguments(tmp_path, *flags.split(), width=768)]
+    found = launch(tmp_path / "host", *words, HF_HUB_OFFLINE="1")
+    assert found.returncode == 0, found.stderr[-3000:]
+    assert "the loss was reached 6 times" in found.stderr
+    assert max(differences(found.stderr)) <= 1e-5
 
 
 def test_flags_of_the_hosts_own_scripts(monkeypatch):

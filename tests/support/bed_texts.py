@@ -183,6 +183,29 @@ runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
         words=("--shims", "simcse:prompt_bert"),
     ),
     **{
+    "DiffCSE": Member(
+        "DiffCSE",
+        """
+import runpy
+from pathlib import Path
+
+sys.path.insert(1, os.environ["PYTHONPATH"].split(os.pathsep)[0])
+import tiny_bert
+
+words = [f"w{i}" for i in range(120)]  # the script wants 768 units and a token of number 101
+tiny_bert.build(Path("bert"), width=768, words=words)
+tiny_bert.build(Path("tiny"), mlm=True, words=words)
+Path("text.txt").write_text("".join(f"{text}\\n" for text in tiny_bert.texts(1, 64)[0]))
+sys.argv = "train.py --model_name_or_path bert --generator_name tiny --train_file text.txt --output_dir out".split()
+sys.argv += "--max_steps 6 --use_cpu --do_train --per_device_train_batch_size 8 --max_seq_length 16".split()
+sys.argv += "--save_strategy no --report_to none --batchnorm --lambda_weight 0.005 --masking_ratio 0.3".split()
+runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
+""",
+        [("models.py", IN, 20, "diagonal")],
+        SITE,
+        needs=("transformers.trainer", "datasets"),
+        words=("--shims", "simcse:diffcse"),
+    ),
         f"sentence-transformers {name}": Member(
             "",
             f"""
