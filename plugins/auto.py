@@ -200,6 +200,8 @@ def conclude(
     lines = [(loss["file"], loss["line"]) for loss in losses] + [(file, int(line)) for file, _, line in seen]
     data["hosts"] = _known_hosts(places, lines)
     known = [["counterpoint", "inject", name, *objective_of(objective, sound[0])] for name in data["hosts"] if sound]
+    unseen = [name for name in data["hosts"] if not losses and registry.load(name).scale]
+    known += [["counterpoint", "inject", name, "--objective", objective or "infonce:t=host"] for name in unseen]
     ready = commands_of(losses, objective)
     covered = [id(loss) for _, group in ready for loss in group]
     data["open"] = [loss["site"] for loss in losses if id(loss) not in covered]
@@ -210,7 +212,7 @@ def conclude(
     ready = ready if only or not data["open"] else []
     part = ["--only"] if data["open"] or len(ready) > 1 else []
     data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
-    first = sound[0] if known else ready[0][1][0] if ready else None
+    first = sound[0] if known and sound else ready[0][1][0] if ready else None
     data["own"] = spec_of(str(first["form"]), first, host_temperature(first)) if first else None
     print("\n".join(in_words(data)), file=sys.stderr)
     if apply and commands:

@@ -252,6 +252,7 @@ class Host:
             Empty for hosts that are packages.
         package: for hosts that are installed packages.
         sites: for hosts that are recognized by where a loss lies: ``FILE:FUNCTION``, and what else the plugin needs.
+        scale: the name of the factor at these sites, where no product of embeddings leads to the logits.
         max_views: the most views per sample: None for any number, 1 if objectives that compare views are impossible.
         views: why there are not more.
         inputs: why the host has no adversarial and no mixed inputs; if empty, objectives that need them are not
@@ -273,6 +274,7 @@ class Host:
     markers: tuple[tuple[str, str], ...] = ()
     package: str = ""
     sites: Mapping[str, str | None] = field(default_factory=dict)
+    scale: str = ""
     max_views: int | None = 2
     views: str = ""
     inputs: str = ""

@@ -130,12 +130,13 @@ def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) ->
         )
 
 
-def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
+def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str = "") -> None:
     """Replace the gradient of logits at the sites; every other call stays as it is.
 
     Args:
         seam: of this run.
         sites: sites, and the positives of those whose calls have no labels; by default those of the command.
+        scale: see :class:`Scales`.
     """
     options = seam.options
     texts, products = sites or _with_positives(options, "site"), _with_positives(options, "product")
@@ -153,6 +154,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None) -> None:
     named = products or texts
     sites_ = dict(zip(pairs or map(Site.parse, named), named.values(), strict=True))
     calls = Calls(seam, sites_)
+    calls.scales.otherwise = scale
     if sites is None:
         for_modules(seam, functools.partial(_check, (*sites_, *pairs.values())))
     if products:

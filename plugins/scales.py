@@ -35,6 +35,8 @@ class Scales:
         option: ``--scale``: a number, a name at the site, or None to take what is measured.
     """
 
+    otherwise: str = ""  # a name at the sites, for logits that no product of embeddings leads to
+
     def __init__(self, seam: Seam, option: str | None) -> None:
         self.seam, self.option = seam, option
         self.number = None if option is None else as_number(option)
@@ -113,6 +115,8 @@ class Scales:
         if not findings and self.watch is not None:
             return None
         finding = findings[0] if findings else None
+        if finding is None and findings and self.otherwise:
+            return float(named(self.otherwise, frame) or 1.0)
         if finding is None:
             why = "no product of embeddings leads to the logits" if findings else "other sites were reached before"
             raise SeamError(f"the scale at {where} could not be measured: {why}. Give --scale, {WHAT}; or {NAME}")
@@ -133,7 +137,8 @@ class Scales:
         """Refuse a scale that differs from the measured one, or that no cosine can have; note the test."""
         finding = findings[-1]
         cosines = self.seam.spec != OWN_LOSS and on_cosines(as_objective(self.seam.spec, like="infonce"))
-        value, text, rounding = number_of(scale), f"--scale {self.option}", max(ROUNDED, tolerance_of(logits))
+        value, text = number_of(scale), f"--scale {self.option or self.otherwise}"
+        rounding = max(ROUNDED, tolerance_of(logits))
         measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:
             largest = float(logits.detach().max())

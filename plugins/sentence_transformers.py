@@ -379,5 +379,6 @@ HOST = Host(
     options=("scale",),
     hint="t=host is one over the loss's own scale.",
     sites=SITES,
-    before=partial(logits.before, sites=SITES),
+    scale="self.scale",
+    before=partial(logits.before, sites=SITES, scale="self.scale"),
 )

@@ -243,14 +243,13 @@ def _unknown_words(loss: Finding) -> list[str]:
 
 
 def _nothing_words(data: Findings) -> list[str]:
+    if data["commands"]:
+        return ["", "  No product of embeddings leads to its logits, but the lines are those of a known host."]
     lines = ["", "  No contrastive loss of a known form was reached."]
     if not data["backwards"] and not data.get("failed"):
         lines.append("  The script ended before it called backward(): give it arguments with which it trains.")
     elif data["ended_early"] and not data.get("failed"):
         lines.append(f"  The script ended by itself after {data['backwards']} calls of backward().")
-    if data["hosts"] and data["survey"]:
-        words = f"counterpoint inject {data['hosts'][0]} --objective hcl:t=0.1 --scale NAME"
-        lines.append(f"  Its logits come from no product of embeddings: {words}, with the name of their factor.")
     if data["survey"]:
         lines.append("  Seen instead:")
         lines += [f"    {row['site']}: {row['call']}, {row['times']} times" for row in data["survey"]]

@@ -38,14 +38,13 @@ torch.save([p.grad for p in model.parameters() if p.grad is not None], "grads.pt
 """
 WEIGHTS = "document_regularizer_weight=0.1, query_regularizer_weight=0.1"
 BASE = "sparse.SparseMultipleNegativesRankingLoss(model)"
-NAMED = ("--scale", "self.scale")  # no product of embeddings leads to a cross-encoder's scores
-LOSSES = {  # calls in two steps, further options, precision
-    f"sparse.SpladeLoss(model, {BASE}, {WEIGHTS})": (2, (), 1e-10),
-    f"sparse.CachedSpladeLoss(model, {BASE}, {WEIGHTS}, mini_batch_size=4)": (2, (), 1e-10),
-    "multi.MultiVectorMultipleNegativesRankingLoss(model)": (2, (), 1e-6),
-    "multi.CachedMultiVectorMultipleNegativesRankingLoss(model, mini_batch_size=4)": (4, (), 1e-6),
-    "cross.MultipleNegativesRankingLoss(model)": (2, NAMED, 1e-10),
-    "cross.CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)": (2, NAMED, 1e-10),
+LOSSES = {  # calls in two steps, precision
+    f"sparse.SpladeLoss(model, {BASE}, {WEIGHTS})": (2, 1e-10),
+    f"sparse.CachedSpladeLoss(model, {BASE}, {WEIGHTS}, mini_batch_size=4)": (2, 1e-10),
+    "multi.MultiVectorMultipleNegativesRankingLoss(model)": (2, 1e-6),
+    "multi.CachedMultiVectorMultipleNegativesRankingLoss(model, mini_batch_size=4)": (4, 1e-6),
+    "cross.MultipleNegativesRankingLoss(model)": (2, 1e-10),
+    "cross.CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)": (2, 1e-10),
 }
 MODELS = {"sparse": "SparseEncoder", "multi": "MultiVectorEncoder", "cross": "CrossEncoder"}
 
@@ -70,12 +69,11 @@ def script_of(loss: str, folders: dict[str, Path]) -> str:
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_loss_with_in_batch_negatives_in_an_unmodified_script(loss, folders, tmp_path, monkeypatch, capsys):
-    calls, words, precision = LOSSES[loss]
+    calls, precision = LOSSES[loss]
     script = script_of(loss, folders)
 
     def run(objective):
-        options = [*words, "--objective", objective]
-        found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", options)
+        found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", ["--objective", objective])
         assert (found.code, f"reached {calls} times" in found.err) == (0, True), found.err
         assert max(differences(found.err)) < precision
         return found.numbers, torch.load(tmp_path / "grads.pt")
@@ -84,7 +82,8 @@ def test_a_loss_with_in_batch_negatives_in_an_unmodified_script(loss, folders, t
     own = torch.load(tmp_path / "grads.pt")
     values, same = run("infonce:t=host")
     torch.testing.assert_close(same, own, rtol=10 * precision, atol=precision)
-    others, other = run("hcl:t=0.5" if words else "infonce:t=2,denominator=negatives")  # HCL is for cosines
+    # HCL is for cosines
+    others, other = run("hcl:t=0.5" if loss.startswith("cross.") else "infonce:t=2,denominator=negatives")
     assert others[0] == values[0]  # the script logs its own loss
     assert not all(torch.allclose(a, b, rtol=1e-3) for a, b in zip(other, own, strict=True))
 
@@ -97,8 +96,15 @@ def test_the_finder_follows_maxsim_that_is_masked_in_place(loss, folders, find):
     assert "2th column from column 0" in each["positives"] or "Cached" in loss
 
 
-def test_a_cross_encoder_is_named_as_a_known_host(folders, find):
-    found = find(script_of("cross.MultipleNegativesRankingLoss(model)", folders))
-    assert (found.code, found.losses) == (3, [])
+@pytest.mark.parametrize("scale", ["", ", scale=None"])
+def test_the_command_of_a_cross_encoder(scale, folders, find, tmp_path, monkeypatch, capsys):
+    """No product of embeddings leads to its scores, so that the host says what their factor is called."""
+    script = script_of(f"cross.MultipleNegativesRankingLoss(model{scale})", folders)
+    found = find(script)
+    assert (found.code, found.losses) == (0, []), found.err
     assert "known host: sentence_transformers" in found.err
-    assert "counterpoint inject sentence_transformers --objective hcl:t=0.1 --scale NAME" in found.err
+    (command,) = found.data["commands"]
+    assert command[2:-2] == ["sentence_transformers", "--objective", "infonce:t=host"]
+    done = launch(tmp_path, script, monkeypatch, capsys, command[2], command[3:-2])
+    assert (done.code, "reached 2 times" in done.err) == (0, True), done.err
+    assert f"its scale, {1 if scale else 10}, was not tested: no product of embeddings leads to" in done.err

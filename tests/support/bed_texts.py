@@ -75,7 +75,8 @@ ENCODERS = """
 from pathlib import Path
 
 import tiny_bert
-from sentence_transformers import MultiVectorEncoder, SparseEncoder
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
+from sentence_transformers.cross_encoder import losses as cross
 from sentence_transformers.multi_vector_encoder import losses as multi
 from sentence_transformers.sparse_encoder import losses as sparse
 
@@ -86,7 +87,7 @@ criterion = {loss}
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 texts = tiny_bert.texts(2, rows=6)
 for _ in range(6):
-    loss = criterion([model.preprocess(column) for column in texts], None)
+    loss = criterion(texts if {model} is CrossEncoder else [model.preprocess(column) for column in texts], None)
     loss = sum(loss.values()) if isinstance(loss, dict) else loss
     optimizer.zero_grad()
     loss.backward()
@@ -182,7 +183,6 @@ runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
         needs=("transformers.trainer", "datasets"),
         words=("--shims", "simcse:prompt_bert"),
     ),
-    **{
     "DiffCSE": Member(
         "DiffCSE",
         """
@@ -206,6 +206,7 @@ runpy.run_path(os.path.join(CLONE, "train.py"), run_name="__main__")
         needs=("transformers.trainer", "datasets"),
         words=("--shims", "simcse:diffcse"),
     ),
+    **{
         f"sentence-transformers {name}": Member(
             "",
             f"""
@@ -268,6 +269,7 @@ for _ in range(6):
                 "multi.MultiVectorMultipleNegativesRankingLoss(model)",
                 [("multiple_negatives_ranking.py", IN, 1, "diagonal")],
             ),
+            ("cross-encoder", "CrossEncoder", "cross.MultipleNegativesRankingLoss(model)", []),
         )
     },
     "GradCache": Member(folder="GradCache", code=CACHED, losses=[("loss.py", IN, 1, "2th column")], command=SITE),

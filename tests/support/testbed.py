@@ -124,7 +124,7 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
         print(said)
     losses = [loss for loss in found["losses"] if loss["form"]]
     forms = [f"{x['kind']}: {x['form']}" + f", scale {x.get('scale', 0):.3g}" * x["ours"] for x in losses]
-    form = "; ".join(dict.fromkeys(forms)) or "nothing contrastive"
+    form = "; ".join(dict.fromkeys(forms)) or ("a known host's" if found["commands"] else "nothing contrastive")
     command, as_expected = found["commands"][0][2:-2] if found["commands"] else None, verdict(member, found)
     command = None if command and "--only" in command else command
     if "the script ended with an error" in said and not losses:
@@ -133,7 +133,7 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
         return [form, f"wrong: {reason(said)}", "", "", "", ""]
     if bool(command) != (code == 0):
         return [form, f"wrong: exit code {code}, but {'a' if command else 'no'} command", "", "", "", ""]
-    if command and not losses:
+    if command and not losses and member.losses:
         return [form, f"wrong: {' '.join(command)}, but no loss", "", "", "", ""]
     if command is None:
         some = any(loss["ours"] for loss in losses)
@@ -143,7 +143,8 @@ def row(member: Member, hosts: Path, folder: Path, tell: bool) -> list[str]:
         outcome = as_expected.partition(":")[0] * as_expected.startswith("wrong") or outcome
         return [form, outcome, "", f"{max(known):.1g}" if known else "", "", ""]
     at = command.index("--objective") + 1
-    own = "siglip:t=host,b=host" if losses[0]["form"] == "siglip" else command[at].replace("adnce:", "infonce:")
+    own = command[at].replace("adnce:", "infonce:")
+    own = "siglip:t=host,b=host" if losses and losses[0]["form"] == "siglip" else own
     if "--own" in command:
         own = command[command.index("--own") + 1]
     code, said = run(folder, hosts, member, *command[:at], own, *command[at + 1 :], *member.words, "--verify", "3")
