@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from counterpoint.batch.options import Keys
@@ -26,6 +27,7 @@ class Call:
         method: ``forward``, ``from_logits`` or ``from_pairings``.
         scale, bias: the host's, which ``t=host`` and ``b=host`` stand for.
         first: of all anchors, only the samples of the first view count.
+        epsilon: the host adds it to the probability in its own loss, ``-log(p + epsilon)``.
     """
 
     args: Sequence[Any]
@@ -34,12 +36,18 @@ class Call:
     scale: Any = None
     bias: Any = None
     first: bool = False
+    epsilon: float = 0.0
 
-    def loss(self, loss_fn: Objective) -> Tensor:
+    def loss(self, loss_fn: Objective, own: bool = False) -> Tensor:
+        """Compute the loss of an objective, or the host's ``own``."""
         with at_scale(self.scale, self.bias):
-            if self.first:
-                return loss_of(loss_fn, *self.args, reduction="none", **self.options)[: len(self.args[0])].mean()
-            return loss_of(loss_fn, *self.args, call=self.method, **self.options)
+            if not self.first and not (own and self.epsilon):
+                return loss_of(loss_fn, *self.args, call=self.method, **self.options)
+            losses = loss_of(loss_fn, *self.args, reduction="none", **self.options)
+            losses = losses[: len(self.args[0])] if self.first else losses
+            if own and self.epsilon:
+                losses = -torch.logaddexp(-losses, losses.new_tensor(self.epsilon).log())
+            return losses.mean()
 
     def report(self, loss_fn: Objective) -> dict[str, float]:
         with at_scale(self.scale, self.bias):
@@ -71,11 +79,11 @@ def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
     """
     options = dict(options)
     cat, first = options.pop("cat", 1), options.pop("anchors", "all") == "first"
-    scale, bias = options.pop("scale", None), options.pop("bias", None)
+    scale, bias, epsilon = options.pop("scale", None), options.pop("bias", None), options.pop("epsilon", 0.0)
     for view in views:
         if len(view) % cat:
             raise SeamError(f"--as cat={cat}: expected a multiple of {cat} rows, got {len(view)}")
     parts = views if cat == 1 else [part for view in views for part in view.chunk(cat)]
     if len(parts) == 1 and parts[0].dim() == 3:
         options["stacked"] = True
-    return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first)
+    return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first, epsilon=float(epsilon))

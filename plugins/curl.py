@@ -75,8 +75,8 @@ class Sides:
 class _Call(Call):
     """A call with ``z_a``, ``z_pos`` and ``W``, whose scores depend on the objective."""
 
-    def loss(self, loss_fn: Objective) -> Tensor:
-        return self._of(loss_fn).loss(loss_fn)
+    def loss(self, loss_fn: Objective, own: bool = False) -> Tensor:
+        return self._of(loss_fn).loss(loss_fn, own)
 
     def report(self, loss_fn: Objective) -> dict[str, float]:
         return self._of(loss_fn).report(loss_fn)

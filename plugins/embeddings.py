@@ -129,7 +129,7 @@ class Embeddings(Replaced):
     def fit(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[float, float, float]:
         """Return the weight of the host's own loss in ``g``, what differs, and how much of that is rounding."""
         own = own_loss(self.own).to(tensors[0].device)
-        value, expected = self._gradients(own, tensors)
+        value, expected = self._gradients(own, tensors, own=True)
         pairs = [(_along(widen(a), x), _along(b, x)) for a, b, x in zip(g, expected, tensors, strict=True)]
         weight = sum(float((a * b).sum()) for a, b in pairs) / max(sum(float((b * b).sum()) for _, b in pairs), 1e-60)
 
@@ -156,11 +156,13 @@ class Embeddings(Replaced):
             arguments[i] = x
         return arguments
 
-    def _gradients(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> tuple[float, list[Tensor]]:
+    def _gradients(
+        self, loss_fn: Objective, tensors: Sequence[Tensor], own: bool = False
+    ) -> tuple[float, list[Tensor]]:
         leaves = [widen(x.detach()).requires_grad_() for x in tensors]
         with torch.enable_grad():
             try:
-                value = self._called(leaves, loss_fn).loss(loss_fn)
+                value = self._called(leaves, loss_fn).loss(loss_fn, own)
             except (TypeError, ValueError) as error:
                 raise SeamError(f"{loss_fn} cannot be computed here: {error}") from error
         found = torch.autograd.grad(value, leaves, allow_unused=True)

@@ -7,8 +7,9 @@
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
 ``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
-samples are anchors. Parameters may also be passed by an objective's own names: ``(features, labels=targets)``,
-``(image, text, scale=logit_scale, bias=logit_bias)``.
+samples are anchors; and ``epsilon=1e-8`` where the function's own loss is ``-log(p + 1e-8)``. Parameters may also be
+passed by an objective's own names: ``(features, labels=targets)``, ``(image, text, scale=logit_scale,
+bias=logit_bias)``.
 
 **How to put an objective there.** The script computes, and logs, its own loss; the gradient that its backward pass
 brings to the embeddings becomes that of the objective, see :mod:`counterpoint.plugins.gradient`. ``--own`` says what
@@ -51,6 +52,7 @@ _AS = {
     "gather": ("true", "false"),
     "anchors": ("all", "first"),
     "cat": None,
+    "epsilon": None,
 }
 
 
@@ -95,7 +97,10 @@ class _Replaced:
             options[key] = value == "true" if choices == ("true", "false") else value
         if not (cat := str(options.get("cat", "1"))).isdigit() or int(cat) < 1:
             raise SeamError(f"--as cat={cat}: expected the number of views that lie below one another")
-        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options | {"cat": int(cat)})
+        if not re.fullmatch(r"[\d.]+(e-\d+)?", epsilon := str(options.get("epsilon", "0"))):
+            raise SeamError(f"--as epsilon={epsilon}: expected a small number, as in epsilon=1e-8")
+        options |= {"cat": int(cat), "epsilon": float(epsilon)}
+        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options)
 
     def call(self, values: Mapping[str, Any]) -> Call:
         """Return the call of an objective for these values of parameters."""

@@ -256,8 +256,6 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             finding["in_denominator"] = "denominator=negatives" not in closest
         else:
             rivals = [rival.name for rival in form.rivals]
-        if form.error > tolerance_of(sink.x):
-            finding["doubts"].append(f"anchors do not weigh the same, by {form.error:.1g}, as in log(p + epsilon)")
     specs = [finding["form"] or "", *rivals] if form else [*SINGLE, *SEVERAL]
     finding["replace"] = replace = function_of(watch, sink, root, finding, specs)
     if replace is not None:
@@ -274,6 +272,8 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
 
 
 def _lines(group: Sequence[_Unit], scale: float) -> Finding:
+    if form is not None and form.error > tolerance_of(sink.x) and not (replace and "epsilon" in replace["as"]):
+        finding["doubts"].append("anchors do not weigh the same, as in log(p + epsilon)")
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product

@@ -12,7 +12,7 @@ from counterpoint.objective import Objective
 
 from ..call import call_of
 from .frames import embeddings, function_name, is_nested, labels
-from .recognise import at_scale, fit
+from .recognise import SINGLE, at_scale, fit
 from .records import Finding, Replaced
 from .watch import Sink, Watch
 
@@ -60,11 +60,14 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
         outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
         tried, normalized = list[Replaced](), bool(finding["normalized"])
-        for spec in (*specs, *(fitted(frame) if len(specs) > 2 else ())):
-            if tried and spec not in specs:
+        further = [(spec, epsilon) for epsilon in _epsilons(frame) for spec in SINGLE]
+        further += [(spec, 0.0) for spec in fitted(frame)] if len(specs) > 2 else []
+        for spec, epsilon in (*((spec, 0.0) for spec in specs), *further):
+            if tried and not epsilon and spec not in specs:
                 break
-            loss_fn = at_scale(spec, finding["scale"])
-            fitting = _arguments(loss_fn, tensors, labels(passed), outputs, normalized, tolerance_of(sink.x), divided)
+            loss_fn, known = at_scale(spec, finding["scale"]), {"epsilon": epsilon} if epsilon else {}
+            how = tolerance_of(sink.x), divided, known
+            fitting = _arguments(loss_fn, tensors, labels(passed), outputs, normalized, *how)
             if fitting:
                 fitting["form"] = spec
                 tried.append(fitting)
@@ -90,6 +93,14 @@ def _named(numbers: dict[str, float], value: float | None, learned: Sequence[str
     return next(near, None)
 
 
+def _epsilons(frame: FrameType) -> list[float]:
+    """Numbers of a function that it may add to a probability, before it takes the logarithm."""
+    code, names = frame.f_code, frame.f_globals
+    values = [*code.co_consts, *frame.f_locals.values(), *(names.get(name) for name in code.co_names)]
+    numbers = dict.fromkeys(x for x in values if type(x) is float and 1e-20 < x <= 1e-3)
+    return [*numbers][:3] if "log" in code.co_names else []
+
+
 def fitted(frame: FrameType) -> Iterator[str]:
     """Yield objectives with the numbers that a function has, as arguments or in its object, as their parameters."""
     owners = (x for x in frame.f_locals.values() if hasattr(x, "__dict__") and not isinstance(x, ModuleType))
@@ -110,6 +121,7 @@ def _arguments(
     normalized: bool,
     tolerance: float,
     divided: bool,
+    known: dict[str, Any],
 ) -> Replaced | None:
     """Return how our objective gets the script's gradient from some of the arguments.
 
@@ -135,11 +147,12 @@ def _arguments(
             for way in _ways(chosen, classes, normalized):
                 leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
                 values = leaves | {name: label.flatten().long() for name, label in classes.items()}
-                options = {key: values[name] if key in ("queue", "labels") else name for key, name in way.items()}
+                options = known | {k: values[name] if k in ("queue", "labels") else name for k, name in way.items()}
                 try:
                     call = call_of([leaves[name] for name in chosen[:2]], options)
                     with torch.enable_grad():
-                        grads = torch.autograd.grad(call.loss(loss_fn), [leaves[n] for n in gets], allow_unused=True)
+                        loss = call.loss(loss_fn, own=True)
+                    grads = torch.autograd.grad(loss, [leaves[name] for name in gets], allow_unused=True)
                 except (ValueError, RuntimeError, TypeError):
                     continue
                 if any(g is None for g in grads):
@@ -149,7 +162,7 @@ def _arguments(
                 if error <= tolerance:
                     return {
                         "arguments": list(chosen),
-                        "as": {**way, **({"stacked": True} if "stacked" in call.options else {})},
+                        "as": {**way, **known, **({"stacked": True} if "stacked" in call.options else {})},
                         "gradient_difference": error,
                     }
     return None

@@ -163,6 +163,7 @@ def test_a_function_of_the_script_and_of_a_module_that_is_run(launch, tmp_path):
         ((*PLAIN, "--as", "pairin=one_way"), "Did you mean 'pairing'?"),
         ((*PLAIN, "--as", "pairing=oneway"), "unknown pairing. Did you mean 'one_way'?"),
         ((*PLAIN, "--as", "cat=0"), "--as cat=0: expected the number of views"),
+        ((*PLAIN, "--as", "epsilon=-1"), "--as epsilon=-1: expected a small number"),
         ((*PLAIN, "--as", "cat=3", "--objective", "hcl"), "--as cat=3: expected a multiple of 3 rows, got 5"),
         (("--replace", "losses.py:nt_xent(z_i, t)", "--objective", "hcl"), "t is not a tensor, but float"),
     ],

@@ -103,6 +103,7 @@ from util.loss_torch import batch_softmax_loss
 train(lambda a, b: batch_softmax_loss(a, b, 0.2))
 """,
         losses=[("loss_torch.py", IN, 5, "diagonal")],
+        command=REPLACE,
     ),
     "GCC": Member(
         "GCC",
