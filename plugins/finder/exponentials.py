@@ -78,10 +78,12 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
     rest: list[tuple[Sink, list[Product]]] = []
     for sink in sinks:
         products = [product for product in sink.walk.products if not watch.is_head(product)]
+        gradient = _through(root, sink)
+        if gradient is None or not bool((gradient != 0).any()):
+            continue  # of a metric, which may have been changed in place since
         finding: Finding = {"doubts": []}
         raw = measure(watch, sink, products, finding)
-        gradient = _through(root, sink)
-        if raw is None or gradient is None or not bool((gradient != 0).any()):
+        if raw is None:
             continue
         if finding["scores"] or not finding["doubts"]:
             unit = _Unit.of_logits(sink, products[0], gradient, raw)
@@ -223,7 +225,8 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     sink, products = group[0].sink, [unit.product for unit in group]
     finding |= {"form": None, "ours": False}
     rivals: list[str] = []
-    raw = measure(watch, sink, sink.walk.products if group[0].logits else products[:1], finding)
+    every = [product for product in sink.walk.products if not watch.is_head(product)]
+    raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
     if form is not None:
         self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
@@ -237,6 +240,9 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "gradient_difference": form.error,
         }
         rule = _rule(str(finding["positives"]), products[0])
+        width = sum(unit.s.shape[1] for unit in group if not unit.single)
+        if any(unit.single for unit in group) and form.positives.shape[1] > width > 0:
+            finding["positives"] = "the product at " + next(unit.product.place.short for unit in group if unit.single)
         if form.way != "both" and (not rule or finding["processes"] > 1):  # the diagonal is that of the first process
             rule = "gradient"
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
@@ -266,14 +272,14 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if "labels" in replace["as"]:
             finding["positives"] = f"the rows of the same {replace['as']['labels']}"
         finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
+    if form is not None and form.error > tolerance_of(sink.x) and not (replace and "epsilon" in replace["as"]):
+        finding["doubts"].append("anchors do not weigh the same, as in log(p + epsilon)")
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding
 
 
 def _lines(group: Sequence[_Unit], scale: float) -> Finding:
-    if form is not None and form.error > tolerance_of(sink.x) and not (replace and "epsilon" in replace["as"]):
-        finding["doubts"].append("anchors do not weigh the same, as in log(p + epsilon)")
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product

@@ -86,14 +86,13 @@ def parameter_name(parameter: Tensor, stack: list[FrameType]) -> str:
     """How the script can reach a parameter from the innermost frame, or ""."""
     hidden: set[str] = set()
     for frame in stack:
-        for name, value in list(frame.f_locals.items()):
-            if name in hidden:
-                continue
-            if value is parameter:
-                return name
-            own = dict(value.named_parameters()) if isinstance(value, nn.Module) else getattr(value, "__dict__", {})
-            for path, other in own.items():
-                if other is parameter:
-                    return f"{name}.{path}"
+        for name, value in [(k, v) for k, v in frame.f_locals.items() if k not in hidden]:
+            attributes = getattr(value, "__dict__", {})  # such as a trainer's model
+            for path, each in {name: value, **{f"{name}.{k}": v for k, v in attributes.items()}}.items():
+                if each is parameter:
+                    return path
+                for inner, other in each.named_parameters(path) if isinstance(each, nn.Module) else ():
+                    if other is parameter:
+                        return inner
         hidden |= frame.f_locals.keys()
     return ""

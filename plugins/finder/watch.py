@@ -50,6 +50,7 @@ _MOVES = words(
     Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Mean Logsumexp
     """
 )
+_set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # torch 2.6 has it
 _LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
 _NORMS = frozenset(("LinalgVectorNorm", "Norm"))
 _BELOW_A_NORM = words("Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow")
@@ -119,8 +120,7 @@ class Watch(TorchFunctionMode):
         """Watch from now on, in this thread."""
         torch.autograd.backward = self._watched_backward
         torch.jit._state.disable()
-        if hasattr(torch.compiler, "set_stance"):
-            torch.compiler.set_stance("force_eager")
+        _set_stance("force_eager")
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def stop(self) -> bool:
@@ -129,8 +129,7 @@ class Watch(TorchFunctionMode):
             return False
         torch.autograd.backward = self._backward
         torch.jit._state.enable()
-        if hasattr(torch.compiler, "set_stance"):
-            torch.compiler.set_stance("default")
+        _set_stance("default")
         self.__exit__(None, None, None)
         return True
 

@@ -205,6 +205,7 @@ TITLES = {
     "siglip": "SigLIP: binary logits, each pair by itself",
     "hcl": "HCL: hard negatives weigh more",
     "dcl": "DCL: negatives are corrected for false ones",
+    "adnce": "ADNCE: negatives weigh by a Gaussian of their similarity",
 }
 
 
@@ -214,7 +215,7 @@ def _form_words(loss: Finding) -> str:
     if name not in TITLES:
         return f"{form}: has no counterpart"
     extra = ["the mean is inside the logarithm"] * ("average=inside" in form)
-    extra += [settings] * (name in ("hcl", "dcl"))
+    extra += [settings] * (name in ("hcl", "dcl", "adnce"))
     if loss.get("reduction", "mean") != "mean":
         extra.append(f"reduction {loss['reduction']}")
     if loss.get("masked"):
@@ -228,6 +229,11 @@ def _form_words(loss: Finding) -> str:
 
 def _by_hand(loss: Finding) -> str:
     """What to write, where there is no command."""
+    if loss["doubts"] and loss.get("site_has_labels"):
+        scale = "NAME, the name that it has there" if loss["learned"] else f"{loss['scale']:.6g}"
+        return f"with these logits as they are: counterpoint inject logits --site {loss['site']} --scale {scale}"
+    if loss["doubts"]:
+        return "if cross entropy is what you mean, write it as F.cross_entropy of the logits, and call auto again"
     if not loss["learned"] and not _changes(loss):
         return "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"

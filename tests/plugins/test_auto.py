@@ -165,25 +165,47 @@ def loss(a, b):
         "torch.cat([norm(a) @ norm(b).T, norm(a) @ norm(b).roll(1, 0).T], 1) / 0.1 + torch.eye(N).repeat(1, 2)",
     ],
 )
-def test_a_margin_is_doubted(find, logits):
+def test_a_margin_is_doubted(find, capsys, monkeypatch, logits):
+    """No command is ready; what is printed to do so by hand runs as it stands."""
     code = f"def loss(a, b):\n    return F.cross_entropy({logits}, torch.arange(N))"
     found = find(HARNESS.replace("{code}", code))
     (loss,) = found.losses
     assert "a margin, or a weight" in loss["doubts"][0]
     assert not found.data["commands"]
+    (hint,) = (line for line in found.err.splitlines() if line.startswith("  by hand"))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    try:
+        words = hint.partition("counterpoint inject ")[2].split()
+        assert inject.main([*words, "--objective", "infonce:t=0.2", "--", "toy.py"]) == 0
+    finally:
+        sys.modules.pop("toy", None)
+    assert "the loss was reached 6 times" in capsys.readouterr().err
 
 
 def test_an_epsilon_is_doubted(find):
     code = (
-        "def loss(a, b):\n    pos = torch.exp((norm(a) * norm(b)).sum(-1) / 0.2)\n"
-        "    every = torch.exp(norm(a) @ norm(b).T / 0.2)\n    return -torch.log(pos / every.sum(1) + 1e-3).mean()"
+        "SMALL = [1e-3]\n\n\ndef loss(a, b):\n    pos = torch.exp((norm(a) * norm(b)).sum(-1) / 0.2)\n"
+        "    every = torch.exp(norm(a) @ norm(b).T / 0.2)\n    return -torch.log(pos / every.sum(1) + SMALL[0]).mean()"
     )
     found = find(HARNESS.replace("{code}", code))
     (loss,) = found.losses
     assert loss["form"] == "infonce"
-    assert loss["doubts"]
-    assert all(doubt.startswith("anchors do not weigh the same, by 0.") for doubt in loss["doubts"])
+    assert loss["doubts"][0] == "anchors do not weigh the same, as in log(p + epsilon)"
+    assert "by hand       if cross entropy is what you mean, write it as F.cross_entropy of the logits" in found.err
     assert not found.data["commands"]
+
+
+def test_positives_of_another_product(find):
+    code = """
+def loss(a, b):
+    x, y, z = norm(a[:4]), norm(b[:4]), norm(a[4:])
+    pos = torch.einsum("ni,ni->n", x, y) / 0.1
+    return (torch.logsumexp(x @ z.T / 0.1, dim=1) - pos).mean()
+"""
+    script = HARNESS.replace("{code}", code)
+    (loss,) = find(script).losses
+    assert loss["positives"] == f"the product at toy.py:{line_of(script, 'torch.einsum')}"
+    assert loss["product"].endswith(f",{line_of(script, 'torch.einsum')}")
 
 
 def test_a_form_that_changes_is_doubted(find):

@@ -53,6 +53,41 @@ def loss(a, b):
         10,
         "--scale 10",
     ),
+    "norms that are divided out afterwards, by an outer product": (
+        """
+def loss(a, b):
+    e = torch.exp(a @ b.T / (a.norm(dim=1)[:, None] * b.norm(dim=1)) / 0.5)
+    pos = e.diag()
+    return -(torch.log(pos / (e.sum(0) - pos)).mean() + torch.log(pos / (e.sum(1) - pos)).mean()) / 2
+""",
+        "infonce:denominator=negatives",
+        2,
+        "--way both --own infonce:t=0.5,denominator=negatives --scale 2 --objective hcl:t=0.5",
+    ),
+    "a learned scale in the model of a trainer": (
+        """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log_inv_t = nn.Parameter(torch.tensor(2.0))
+
+
+class Trainer:
+    def __init__(self):
+        self.model = nn.Sequential(Model())
+
+    def loss(self, a, b):
+        logits = norm(a) @ norm(b).T
+        logits *= self.model[0].log_inv_t.exp()
+        return F.cross_entropy(logits, torch.arange(N))
+
+
+loss = Trainer().loss
+""",
+        "infonce",
+        7.389,
+        "--scale self.model.0.log_inv_t.exp",
+    ),
     "a product that is used twice": (
         """
 def loss(a, b):
@@ -159,6 +194,24 @@ def hard(a, b, tau_plus, beta, t=0.5):
         2,
         "--own hcl:t=0.5,beta=1,prior=0.1",
     ),
+    "weights of negatives by a Gaussian, with numbers of the function": (
+        """
+def loss(a, b):
+    return weighted(norm(a), norm(b), 0.7, 0.9)
+
+
+def weighted(a, b, mu, sigma, t=0.5):
+    z = torch.cat([a, b])
+    s = (z @ z.T)[~torch.eye(N).bool().repeat(2, 2)].view(2 * N, -1)
+    pos = torch.exp((a * b).sum(-1) / t).repeat(2)
+    weight = torch.exp(-((s - mu) ** 2) / (2 * sigma**2))
+    weight = (weight / weight.mean(1, keepdim=True)).detach()
+    return -torch.log(pos / (pos + (weight * torch.exp(s / t)).sum(1))).mean()
+""",
+        "adnce:mu=0.7,sigma=0.9",
+        2,
+        "--own adnce:t=0.5,mu=0.7,sigma=0.9",
+    ),
     "the log of the sum of a masked softmax": (
         """
 def loss(a, b):
@@ -167,6 +220,19 @@ def loss(a, b):
         "infonce",
         5,
         "function",
+    ),
+    "a small number beside a probability": (
+        """
+EPSILON = 1e-6
+
+
+def loss(a, b):
+    pos, every = torch.exp((norm(a) * norm(b)).sum(1) / 0.07), torch.exp(norm(a) @ norm(b).T / 0.07)
+    return -torch.log(pos / every.sum(1) + EPSILON).mean()
+""",
+        "infonce",
+        1 / 0.07,
+        "--as pairing=one_way,epsilon=1e-06",
     ),
     "two kinds of losses": (
         """
@@ -201,6 +267,7 @@ def test_the_command_is_for_the_whole_loss(find, monkeypatch, capsys, name):
     assert {loss["form"] for loss in found.losses} == {form}
     assert not scale or found.losses[0]["scale"] == pytest.approx(scale, rel=1e-3)
     assert words in " ".join(command)
+    assert "has no counterpart" not in found.err
     at = command.index("--objective") + 1
     own = command[command.index("--own") + 1] if "--own" in command else command[at].replace("hcl", "infonce")
     other = f"infonce:denominator=negatives,t={'host' if 't=host' in command[at] else 0.5}"
@@ -233,6 +300,22 @@ def test_no_command_for_a_part(find):
     assert "--only prints it" in found.err
     (command,) = find(HARNESS.replace("{code}", PARTLY), "--only").data["commands"]
     assert "--only" in command
+
+
+@pytest.mark.parametrize("sink", ["F.log_softmax(3 * x, 1)", "F.cross_entropy(3 * x, torch.arange(N))"])
+def test_what_cannot_be_judged_hides_no_loss(find, sink):
+    """A metric that can no longer be differentiated, and that nothing is trained with."""
+    code = f"""
+def loss(a, b):
+    x = torch.sigmoid(a @ b.T)
+    metric = {sink}
+    x.mul_(2)
+    s = norm(a) @ norm(b).T / 0.1
+    return (torch.logsumexp(s, 1) - s.diagonal()).mean()
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert found.code == 0, found.err
+    assert [each["form"] for each in found.losses] == ["infonce"]
 
 
 def test_class_logits_beside_similarities_are_named(find, tmp_path):
