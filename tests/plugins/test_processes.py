@@ -1,4 +1,4 @@
-"""Keys that the script gathers: two processes train as if the loss was edited by hand."""
+"""Launchers: processes train as if the loss was edited by hand, also where the script gathers keys."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from processes import PATIENCE
 
 SCRIPT = """
 import sys
@@ -104,3 +105,65 @@ def test_keys_that_the_script_gathers(tmp_path):
             assert "in 5 of them" in launch(*inject, *command[: command.index("--")], *end)
             found, expected = (torch.load(tmp_path / f"{name}.pt") for name in (kind, "edited"))
             torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+ACCELERATED = """
+import sys
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+
+B = 6
+
+
+def main():
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    torch.manual_seed(0)
+    net = torch.nn.Linear(6, 5).double()
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.5))
+    torch.manual_seed(accelerator.process_index)
+    for _ in range(6):
+        with accelerator.accumulate(net):
+            x = torch.randn(B, 6).double()
+            a, b = (F.normalize(net(x + 0.3 * torch.randn(B, 6)), dim=1) for _ in range(2))
+            loss = F.cross_entropy(a @ b.T / 0.1, torch.arange(B))
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    if accelerator.is_main_process:
+        torch.save(accelerator.unwrap_model(net).weight.data, sys.argv[1])
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_accelerate_launch(processes, tmp_path):
+    pytest.importorskip("accelerate")
+    edited = ACCELERATED.replace("a @ b.T / 0.1,", "a @ b.T,")
+    edited = edited.replace("F.cross_entropy(", "counterpoint.objective('hcl:t=0.1,beta=1').from_logits(")
+    (tmp_path / "toy.py").write_text(ACCELERATED)
+    (tmp_path / "edited.py").write_text(f"import counterpoint\n{edited}")
+    ranks = ["-m", "accelerate.commands.launch", "--cpu", "--num_machines", "1", "--mixed_precision", "no"]
+    ranks += ["--num_processes", str(processes), "--num_cpu_threads_per_process", "1"]
+    inject = ["-m", "counterpoint.plugins.inject"]
+
+    def launch(*words):
+        command = [sys.executable, *ranks, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    launch("edited.py", "edited.pt")
+    said = launch(*inject, "auto", "--objective", "hcl:t=0.1,beta=1", "--", "toy.py", "none.pt")
+    (command,) = (line.split()[3:] for line in said.splitlines() if line.startswith("  run "))
+    said = launch(*inject, *command[:-1], "toy.pt")
+    assert said.count("the loss was reached 6 times") == 1
+    assert "was that of the host's own loss in 6 of them" in said
+    found, expected = (torch.load(tmp_path / f"{name}.pt") for name in ("toy", "edited"))
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
