@@ -27,7 +27,7 @@ from .host import OWN_LOSS, SeamError, objective_of
 from .scales import as_number
 from .sites import Site, caller, is_own, names_at, place
 
-_MATRICES = PRODUCTS - {"sum", "mul", "__mul__", "__rmul__", "multiply", "cdist"}
+_MATRICES = PRODUCTS - {"sum", "mean", "mul", "__mul__", "__rmul__", "multiply", "cdist"}
 
 
 def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> None:

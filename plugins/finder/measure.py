@@ -75,7 +75,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
         norms += sides
         raw.append(factor)
-        total.append(factor)
+        total.append(factor * product.factor)
         for side, x in zip(sides, (product.a, product.b), strict=True):
             total[-1] *= side or _factor(x)
     if not total:

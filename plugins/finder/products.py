@@ -19,8 +19,8 @@ def words(text: str) -> frozenset[str]:
 
 PRODUCTS = words(
     """
-    matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mul __mul__
-    __rmul__ multiply tensordot
+    matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mean mul
+    __mul__ __rmul__ multiply tensordot
     """
 )
 
@@ -48,8 +48,8 @@ class Product:
 
 def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[Node, Any]) -> Any:
     """Return ``a, b, kind, again, cosine`` of a product, and its factor; None if it is not one of embeddings."""
-    if name == "sum":
-        return _sum(elementwise, *args, **kwargs)
+    if name in ("sum", "mean"):
+        return _sum(name, elementwise, *args, **kwargs)
     if name == "einsum":
         return _einsum(*args) if isinstance(args[0], str) else None
     if name == "tensordot":
@@ -72,8 +72,8 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
     return x, y if turned else y.mT, "matrix", lambda a, b: a @ (b if b.dim() == 1 else b.mT), False
 
 
-def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **kwargs: Any) -> Any:
-    """As :func:`operands`, for the sum of an elementwise product over its last dimension."""
+def _sum(name: str, elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **kwargs: Any) -> Any:
+    """As :func:`operands`, for the sum or mean of an elementwise product over its last dimension."""
     node = x.grad_fn if isinstance(x, Tensor) else None
     factor = _number(node) if node is not None and node not in elementwise else 1.0  # (a * b / t).sum(-1)
     if node is None or factor is None:
@@ -86,6 +86,7 @@ def _sum(elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **k
         return None
     if any(not each.requires_grad and bool(((each == 0) | (each == 1)).all()) for each in pair):
         return None  # a mask selects entries
+    factor = factor / x.shape[-1] if name == "mean" else factor
     return *pair, _broadcast_kind(*pair), lambda a, b: factor * (a * b).sum(-1), False, factor
 
 

@@ -88,6 +88,15 @@ loss = Trainer().loss
         7.389,
         "--scale self.model.0.log_inv_t.exp",
     ),
+    "means of products": (
+        """
+def loss(a, b):
+    return F.cross_entropy((norm(a)[:, None] * norm(b)).mean(2) * 50, torch.arange(N))
+""",
+        "infonce",
+        10,
+        "--scale 10",
+    ),
     "a product that is used twice": (
         """
 def loss(a, b):
