@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
 from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
-from . import spec
+from . import checks, spec
 from .checks import is_number
 from .names import check_known, register
 from .values import FromHost, Learned, Number, Schedule, Value, number, text
@@ -390,6 +390,7 @@ def _with_args(doc: str, hyper: dict[str, Hyper[Any, Any]]) -> str:
 
 MAX_TEMPERATURE = 5.0
 """Divided by more than this, any two cosines differ by less than 0.4."""
+LARGEST = 1.05  # larger than any cosine, however rounded
 
 
 def warn_of_scales(objective: nn.Module) -> None:
@@ -402,4 +403,26 @@ def warn_of_scales(objective: nn.Module) -> None:
                 f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
                 f"{number(start)}. If this is a scale of logits, the temperature is 1/{number(start)}.",
                 stacklevel=5,  # where the objective is called
+            )
+
+
+def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> None:
+    """Warn if parameters are for cosines, but similarities cannot be: the scale is missing, or a temperature.
+
+    Only in the first call of an objective, since reading a similarity synchronizes with an accelerator.
+    """
+    if "_checked_scale" in vars(objective) or checks.traced() or scores.pos.is_meta:
+        return
+    vars(objective)["_checked_scale"] = True
+    factor = float(scale.detach() if isinstance(scale, Tensor) else scale)
+    temperatures = (vars(part).get("_hyper", {}).get("temperature") for part in objective.modules())
+    starts = [getattr(temperature, "start", temperature) for temperature in temperatures]
+    small = factor == 1 and any(isinstance(start, float) and start < 1 for start in starts)
+    if small or (factor <= 1 and any(getattr(part, "on_cosines", False) for part in objective.modules())):
+        largest = max(float(x.detach().max()) for x in (scores.pos, scores.neg.max()))
+        if largest > LARGEST:
+            warnings.warn(
+                f"{objective}: expected cosines, but similarities reach {largest:.3g} at scale={factor:g}, which is "
+                "what they were multiplied by, usually one over the temperature, 20 for 0.05.",
+                stacklevel=3,  # where the objective is called
             )

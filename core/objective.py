@@ -26,7 +26,7 @@ from .batch.ready_made import scores_from_logits, scores_from_matrices
 from .batch.report import report
 from .batch.scores import Negatives, Scores
 from .engine.distributed import Gather
-from .hyper import Choice, Flag, Hyper, Numbers, Parametrized, Real, warn_of_scales
+from .hyper import Choice, Flag, Hyper, Numbers, Parametrized, Real, warn_of_scale, warn_of_scales
 from .names import check_known, kind
 from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
 
@@ -239,6 +239,7 @@ class Objective(Parametrized):
             own = "scale= is trained, but has no gradient beside a temperature of the objective's own"
             warnings.warn(f'{self}: {own}: temperature="host" (t=host) is one over the scale.', stacklevel=2)
         batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q, guide, targets)
+        warn_of_scale(self, batch, scale)
         with at_scale(scale, bias):
             loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss

@@ -63,7 +63,7 @@ class Embeddings(Replaced):
         self._arguments, self._learning = [*arguments], at
         if not at or not torch.is_grad_enabled():
             return self._arguments
-        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(next(frames()))), embeddings=True)
+        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(next(frames()))))
         if self.seam.own_guide is not None:
             try:
                 self._guides = self.seam.own_guide(arguments)

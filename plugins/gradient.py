@@ -261,6 +261,8 @@ class Logits(Replaced):
         given = iter(learned)
         options: dict[str, Any] = {k: next(given) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         with torch.enable_grad():
+            for part in loss_fn.modules():
+                vars(part)["_checked_scale"] = True  # here, it is measured
             # one call, by which schedules and statistics move once
             ways, targets, labels = (torch.stack([x, x.mT]) if self.both else x), self.targets, positives
             if self.both and targets is not None:

@@ -207,18 +207,8 @@ class Seam:
                     module.step += self.start
         return self._objectives[id(criterion)]
 
-    def told(self, names: Callable[[], Mapping[str, Any]], embeddings: bool = False) -> dict[str, Any]:
-        """Look up the paths of a treatment among the names of the function that computes the loss.
-
-        Args:
-            names: that function's.
-            embeddings: whether the seam is at embeddings, whose encoder can be known.
-        """
-        if self.own_guide is not None and not embeddings:
-            raise SeamError(
-                f"{self.spec}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
-                "embedded their rows. sentence_transformers.ContrastiveLoss and hosts with a seam at embeddings can"
-            )
+    def told(self, names: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+        """Look up the paths of a treatment among the ``names`` of the function that computes the loss."""
         if self.uses_own_loss or not (treatment := self._treatment).paths:
             return {}
         try:
@@ -305,6 +295,11 @@ class Host:
         if loss_fn.needs - {"indexed"} and self.inputs:
             needs = " and ".join(sorted(loss_fn.needs))
             raise SeamError(f"{self.name}: {loss_fn} needs {needs} views, but {self.inputs}")
+        if self.max_views == 1 and getattr(loss_fn, "own_guide", None):
+            raise SeamError(
+                f"{loss_fn}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
+                "embedded their rows. sentence_transformers.ContrastiveLoss and hosts with a seam at embeddings can"
+            )
         if self.max_views is None:
             return loss_fn
         multi = [part for part in loss_fn.modules() if isinstance(part, ArCL)]
@@ -331,11 +326,6 @@ def objective_of(spec: str, own: str = OWN_LOSS) -> Objective:
     if spec.partition(";")[0].strip() == OWN_LOSS:
         raise SeamError(f"{spec}: the host's own loss is not known here; --own says what it computes")
     return as_objective(spec)
-
-
-def on_cosines(loss_fn: Objective) -> bool:
-    """Return whether a part of ``loss_fn`` assumes that similarities lie between -1 and 1."""
-    return any(isinstance(part, Objective) and part.on_cosines for part in loss_fn.modules())
 
 
 def is_first_process() -> bool:

@@ -20,14 +20,12 @@ multiplies a ``log_softmax`` by are named, ``--positives sim_i2t_targets``, one 
 
 import functools
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 from torch import Tensor, nn
 
-from counterpoint import checks
 from counterpoint.batch.ready_made import columns_of
 from counterpoint.names import check_known, checked_options
 from counterpoint.objective import Objective, as_objective
@@ -35,8 +33,8 @@ from counterpoint.objective import Objective, as_objective
 from .calls import HOW, Calls, replace_losses
 from .finder.recognise import targets_of
 from .function import for_modules
-from .host import Host, Seam, SeamError, UnreachedError, loss_of, on_cosines
-from .scales import LARGEST, number_of
+from .host import Host, Seam, SeamError, UnreachedError, loss_of
+from .scales import number_of
 from .similarities import replace_products
 from .sites import Site
 
@@ -89,7 +87,6 @@ class ContrastiveLoss(nn.Module):
         self.ignore_index = ignore_index
         self.contrastive = contrastive
         self.reduction, self.label_smoothing = reduction, label_smoothing
-        self._checked_scale = False
 
     def forward(self, logits: Tensor, labels: Tensor, scale: float | Tensor | None = None) -> Tensor:
         if self.contrastive is not None and not self.contrastive(logits, labels):
@@ -99,9 +96,6 @@ class ContrastiveLoss(nn.Module):
         if logits.dim() > 2:  # cross entropy has classes at dimension 1, (B, keys, positions) with labels of the rest
             labels = labels.movedim(1, -1) if labels.shape == logits.shape else labels
             logits = logits.movedim(1, -1)
-        if not self._checked_scale:  # once, since it synchronizes with the accelerator
-            self._checked_scale = True
-            _warn_of_scale(self.objective, logits, scale)
         targets = targets_of(labels, logits, self.label_smoothing, self.ignore_index)
         labels = labels if targets is None else columns_of(targets, self.ignore_index)
         options = {"scale": scale, "ignore_index": self.ignore_index, "empty": "warn", "targets": targets}
@@ -111,23 +105,6 @@ class ContrastiveLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.objective}, scale={number_of(self.scale):g}"
-
-
-def _warn_of_scale(loss_fn: Objective, logits: Tensor, scale: float | Tensor) -> None:
-    """Warn if parameters are cosines, but similarities cannot be: the scale is most likely missing.
-
-    Only the largest similarity is checked, since a very small one may be a mask.
-    """
-    if not on_cosines(loss_fn) or checks.compiling() or not isinstance(logits, Tensor) or not logits.numel():
-        return
-    scale = number_of(scale)
-    largest = float(logits.detach().max()) / scale
-    if largest > LARGEST:
-        warnings.warn(
-            f"{loss_fn}: its parameters are cosines, but similarities reach {largest:.3g} at scale={scale:g}; scale is "
-            "what the similarities were multiplied by, usually one over the temperature, 20 for 0.05.",
-            stacklevel=2,
-        )
 
 
 def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str = "") -> None:
@@ -172,7 +149,7 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str
             seam.say("no cross entropy was called anywhere: if the script has computed its loss, then without one")
 
     seam.at_end.append(end)
-    seam.say("replacing the gradient at " + ", ".join(products or texts))
+    seam.say("replacing the gradient at " + ("the host's losses" if sites else ", ".join(products or texts)))
 
 
 def _check(sites: Iterable[Site], module: ModuleType) -> None:

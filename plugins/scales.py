@@ -11,18 +11,18 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from counterpoint.hyper import LARGEST
 from counterpoint.objective import as_objective
 
 from .finder.functions import relative, tolerance_of
 from .finder.measure import scale_of
 from .finder.records import Finding
 from .finder.watch import Watch
-from .host import OWN_LOSS, Seam, SeamError, on_cosines
+from .host import OWN_LOSS, Seam, SeamError
 from .sites import named
 
 CALLS = 3  # of each line to measure
 ROUNDED = 0.01  # a scale that the user rounds, 14.3 for one over 0.07, differs by less
-LARGEST = 1.05  # larger than any cosine, however rounded
 WHAT = "what similarities are multiplied by, usually one over the temperature, 20 for 0.05"
 NAME = "the name that it has there, as in --scale self.logit_scale.exp"
 
@@ -136,7 +136,8 @@ class Scales:
     def _check(self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str) -> None:
         """Refuse a scale that differs from the measured one, or that no cosine can have; note the test."""
         finding = findings[-1]
-        cosines = self.seam.spec != OWN_LOSS and on_cosines(as_objective(self.seam.spec, like="infonce"))
+        parts = [] if self.seam.spec == OWN_LOSS else as_objective(self.seam.spec, like="infonce").modules()
+        cosines = any(getattr(part, "on_cosines", False) for part in parts)
         value, text = number_of(scale), f"--scale {self.option or self.otherwise}"
         rounding = max(ROUNDED, tolerance_of(logits))
         measured = value if finding is None else float(finding["scale"])

@@ -98,7 +98,10 @@ class Scores:
         return all(x is None for x in parts) and isinstance(self.share, float)
 
     def mark_invalid(self, losses: Tensor) -> Tensor:
-        """Return the losses, NaN for anchors without negatives where no error can be raised."""
+        """Check the shape of losses; return them, NaN for anchors without negatives where no error can be raised."""
+        if not isinstance(losses, Tensor) or losses.dim() != 2:
+            got = f"shape {checks.shape(losses)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise TypeError(f"per_anchor: expected a loss per anchor, (anchors, 1) or the shape of pos, got {got}.")
         for part in (self, self.adversarial):
             if part is not None and isinstance(part.neg.valid, Tensor):
                 losses = losses * part.neg.valid

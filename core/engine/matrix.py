@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -64,6 +64,12 @@ class Negatives(ABC):
     """Factor of the loss, ``(anchors, 1)``: NaN for anchors without negatives where no error can be raised."""
     count: Value
     """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            known = "logsumexp, mean, max, min, variance, expectation, moments; a sum is neg.mean(f) * neg.count"
+            raise AttributeError(f"neg has no {name!r}. Known: {known}. pos is a tensor, (anchors, positives).")
 
     @property
     def log_count(self) -> Value:

@@ -1,7 +1,7 @@
 """InfoNCE and the estimators of the negative mass: g0 (plain), g1 (debiased) and g2 (hard, debiased)."""
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -130,6 +130,11 @@ class InfoNCE(Objective, name="infonce"):
     def __post_init__(self) -> None:
         if self.radius is not None:
             self.tracked_temperature: Tracked = Tracked()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        if "per_anchor" in vars(cls) and cls.losses is InfoNCE.losses:
+            raise TypeError(f"{cls.__name__}: InfoNCE does not call per_anchor; define it in a subclass of Objective.")
+        super().__init_subclass__(**options)
 
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)

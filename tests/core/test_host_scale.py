@@ -107,3 +107,20 @@ def test_a_report_during_a_call_has_its_scale():
     logits = 3 * torch.eye(4) - 1
     expected = loss_fn.from_logits(logits, scale=3.0, bias=-1.0).item()
     assert loss_fn.report(logits, call="from_logits", scale=3.0, bias=-1.0)["loss"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=0.05", "adnce:t=1", "infonce:t=schedule(0.1,0.05,9)"])
+def test_logits_without_their_scale_are_warned_of_once(spec, recwarn):
+    s = torch.nn.functional.normalize(torch.randn(6, 4), dim=1) @ torch.eye(4, 6)
+    cp.objective(spec).from_logits(20 * s, scale=torch.tensor(20.0, requires_grad=True))
+    cp.InfoNCE(1.0).from_logits(20 * s)  # cross entropy
+    assert not [one for one in recwarn.list if "expected cosines" in str(one.message)]
+    loss_fn = cp.objective(spec)
+    with pytest.warns(
+        UserWarning, match=r"expected cosines, but similarities reach \S+ at scale=1, which is what"
+    ) as found:
+        loss_fn.from_logits(20 * s)
+    assert found[0].filename == __file__
+    recwarn.clear()
+    loss_fn.from_logits(20 * s)
+    assert not recwarn.list

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, normalize
 
 import counterpoint as cp
+from counterpoint.plugins import logits
 from counterpoint.plugins.embeddings import Call, Embeddings
 from counterpoint.plugins.encoders import KEPT
 from counterpoint.plugins.host import Seam, SeamError
@@ -90,7 +91,7 @@ def test_without_an_encoder_it_is_refused():
         cp.treatment("infonce; guide=self; margin=0.1").from_logits(z[0] @ z[1].T)
     seam = Seam("infonce; guide=self; margin=0.1")
     with pytest.raises(SeamError, match="logits, which do not say what embedded their rows"):
-        seam.told(dict)
+        logits.HOST.check("infonce; guide=self; margin=0.1")  # before a script is run
     call = Call(z, {"queue": z[0]})
     with pytest.raises(SeamError, match="keys of earlier steps"):
         call.take_guide(call)

@@ -156,15 +156,15 @@ def test_several_positives_and_targets_that_ramp_from_them():
         torch.testing.assert_close(criterion(s, positive), cross_entropy(s, equal, label_smoothing=0.1))
 
 
-@pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce + 0.1*dp"])
+@pytest.mark.parametrize("spec", ["adnce:mu=0.4,t=0.07", "infonce + 0.1*dp", "infonce:t=0.05"])
 def test_a_forgotten_scale_is_warned_of_once(spec, recwarn):
     s, labels = similarities(), torch.arange(6)
     masked = s.detach().masked_fill(s < 0.1, -1e9)
     ContrastiveLoss(spec, scale=1 / 0.07)(masked / 0.07, labels)  # a mask is no similarity
-    ContrastiveLoss("infonce")(s / 0.07, labels)  # at its temperature of 1, any similarity will do
+    ContrastiveLoss("infonce:t=1")(s / 0.07, labels)  # at its temperature of 1, any similarity will do
     assert not recwarn.list
     criterion = ContrastiveLoss(spec)
-    with pytest.warns(UserWarning, match=r"its parameters are cosines, but similarities reach 1[0-9.]* at scale=1;"):
+    with pytest.warns(UserWarning, match=r"expected cosines, but similarities reach 1[0-9.]* at scale=1,"):
         criterion(s / 0.07, labels)
     criterion(s / 0.07, labels)
     assert not recwarn.list
