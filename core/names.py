@@ -1,6 +1,8 @@
 """Names: objectives by theirs, modules and public names on first use, the right one for a wrong one; no torch."""
 
+import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from functools import wraps
@@ -59,9 +61,9 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the closest known name and list all of them, as the end of an error message."""
-    known = list(dict.fromkeys(known))
+def nearest(name: str, known: Iterable[str], most: int = 0) -> str:
+    """Suggest the closest known name and list all of them, or the nearest ones, as the end of an error message."""
+    known = get_close_matches(name, known, most, cutoff=0.0) if most else list(dict.fromkeys(known))
     return f"{closest(name, known)} Known: {', '.join(known)}."
 
 
@@ -147,6 +149,7 @@ def visible(text: str) -> str:
     return re.sub(hidden, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
+IMPORT = "COUNTERPOINT_IMPORT"
 registry: dict[str, type[Any]] = {}
 """Every named objective that has been defined so far. Read it through :func:`known`."""
 
@@ -175,9 +178,12 @@ def register(name: str, cls: type[Any]) -> None:
 def kind(name: str) -> type[Any]:
     """Return the class with that name: built in, defined by you, or registered by an installed package.
 
-    Packages register objectives as entry points of the group ``counterpoint.objectives``, each naming a class.
+    Packages register classes as entry points ``counterpoint.objectives``; ``$COUNTERPOINT_IMPORT`` names your modules.
     """
     if name not in known():
+        for module in os.environ.get(IMPORT, "").split():
+            sys.path.append(os.getcwd())
+            import_module(module)
         for entry in metadata.entry_points(group="counterpoint.objectives"):
             entry.load()
     if name not in registry:

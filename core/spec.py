@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module, metadata
 from typing import Any
 
-from .names import OBJECTIVES, nearest, unknown_objective
+from .names import IMPORT, OBJECTIVES, nearest, unknown_objective
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -49,11 +50,12 @@ class SpecError(ValueError):
 def check_names(text: str) -> None:
     """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds all other errors.
 
-    Commands call it, where only installed packages can have defined more than the built-in objectives.
+    Commands call it, where only packages and ``$COUNTERPOINT_IMPORT`` can define more than the built-in objectives.
     """
     _refuse_list(text)
     for match in _OBJECTIVE.finditer(text.partition(";")[0]):
-        if match[1] not in (*CALLS, *OBJECTIVES) and not metadata.entry_points(group="counterpoint.objectives"):
+        unknown = match[1] not in (*CALLS, *OBJECTIVES) and IMPORT not in os.environ
+        if unknown and not metadata.entry_points(group="counterpoint.objectives"):
             raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
 
@@ -222,5 +224,5 @@ class _Parser:
         """Call a function whose errors are about the text from ``start``."""
         try:
             return make(*args, **options)
-        except (TypeError, ValueError) as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise self.fail(error, start) from None

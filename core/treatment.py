@@ -30,7 +30,7 @@ from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, p
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
-from .names import check_known, closest
+from .names import check_known, nearest
 from .objective import Objective, Wrapper, as_objective
 from .vectors import widen
 
@@ -428,7 +428,7 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
         if name in RULES:
             rules.append(f"{name}({value})")
         elif name in options:
-            raise ValueError(f"treatment: {name!r} is given twice in {text!r}.")
+            raise ValueError(f"treatment: {name!r} is given twice in {text!r}; ids= takes texts, too, beside it.")
         else:
             options[name] = value or True
     return Treatment(as_objective(head, like), false_negatives=rules or None, **options)
@@ -438,7 +438,7 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
     """Look up a path."""
     first, *steps = _STEP.finditer(path)
     if first[1] not in names:
-        raise ValueError(f"{what}={path}: no such name here or in the callers.{closest(first[1], names)}")
+        raise ValueError(f"{what}={path}: no such name here or in the callers.{nearest(first[1], names, 8)}")
     value = names[first[1]]
     for step in steps:
         name, number, key = step.groups()

@@ -83,11 +83,11 @@ def caller() -> FrameType:
 
 
 def names_at(frame: FrameType) -> ChainMap[str, Any]:
-    """Return the names that the function at ``frame`` has, and, behind these, those of its callers."""
+    """Return the names that the function at ``frame`` has, and, behind these, those of its callers in the script."""
     scopes: list[dict[str, Any]] = []
     scope: FrameType | None = frame
     while scope is not None:
-        scopes += [scope.f_locals, scope.f_globals]
+        scopes += [] if is_own(scope) else [scope.f_locals, scope.f_globals]
         scope = scope.f_back
     return ChainMap(*scopes)
 

@@ -1,6 +1,7 @@
 """To reproduce a run: random states, checksums and versions."""
 
 import hashlib
+import os
 import platform
 import random
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import counterpoint as cp
+from counterpoint.names import IMPORT
 
 try:
     import numpy
@@ -88,4 +90,4 @@ def versions() -> dict[str, str]:
     for distribution in FRAMEWORKS:
         with suppress(metadata.PackageNotFoundError):
             by_name[distribution] = metadata.version(distribution)
-    return by_name
+    return by_name | ({IMPORT: os.environ[IMPORT]} if IMPORT in os.environ else {})

@@ -210,6 +210,27 @@ def test_objectives_of_installed_packages_are_not_refused(monkeypatch, spec):
     check_names(spec)
 
 
+def test_a_module_of_ones_own_is_named_by_a_variable(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(
+        "import counterpoint as cp\n\n\nclass Mine(cp.Objective, name='mine'):\n    t = cp.Real('t', default=0.5)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code = f"""
+import os
+os.chdir({str(tmp_path)!r})
+os.environ["COUNTERPOINT_IMPORT"] = "mine"
+from counterpoint.integrations.store import versions
+from counterpoint.spec import check_names
+import counterpoint as cp
+check_names("mine:t=1")
+print(cp.objective("arcl(mine:t=0.1)"), versions().get("COUNTERPOINT_IMPORT"))
+"""
+    assert fresh(code) == "arcl(mine:t=0.1) mine"
+    monkeypatch.setenv("COUNTERPOINT_IMPORT", "yours")
+    with pytest.raises(cp.SpecError, match="No module named 'yours'"):
+        cp.objective("mine")
+
+
 @pytest.mark.parametrize("spec", FORMULAS)
 def test_known_objectives_are_not_refused(spec):
     check_names(spec)

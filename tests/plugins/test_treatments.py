@@ -101,7 +101,10 @@ def test_other_ids_are_one_clear_error(train, ids, why):
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("bad.labels", "bad has no .labels: no labels yet"), ("yy", "no such name here or in the callers")],
+    [
+        ("bad.labels", "bad has no .labels: no labels yet"),
+        ("yy", "no such name here or in the callers. Did you mean 'y'? Known: y"),
+    ],
 )
 def test_paths_that_lead_nowhere(train, path, why):
     code, said = train(AT_LOGITS, "y", f"host; ids={path}")
