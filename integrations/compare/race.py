@@ -28,7 +28,7 @@ from ..store.progress import print_line
 from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
-from .comparison import Comparison, same_numbers, uneven
+from .comparison import EQUAL, Comparison, same_numbers, uneven
 from .race_page import OWN, Arm, Points
 from .running import NO_SEED
 from .settings import HOST
@@ -69,26 +69,28 @@ class Race(Comparison):
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
         self._search()
-        tuned = best((arm for arm in self.arms if arm.own), self.arms[0])
+        ranking = ranked(self.arms)
+        tuned = next((arm for arm in ranking if arm.own), self.arms[0])
         if math.isnan(tuned.full):
             raise ValueError("no training of the whole length gave a number; the output of the runs has the reason.")
-        winner = best(self.arms, tuned)
-        rival = best((arm for arm in self.arms if not arm.own), tuned) if winner is tuned else winner
-        rows = [*dict.fromkeys([rival.text, tuned.text, *[HOST] * (winner is tuned)])]
+        winner, rival, others = ranking[0], tuned, [arm for arm in ranking if not arm.own]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
-        print_line(f"confirming {rival.text} against {tuned.text} on {len(seeds)} fresh seeds")
+        own = [*dict.fromkeys([tuned.text, *[HOST] * (winner is tuned)])]
+        runs = self._confirm(own, seeds)
+        for arm in others if all(run.done for run in runs) else ():
+            print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
+            more = self._confirm([arm.text], seeds)
+            if all(run.done for run in more):
+                rival, runs = arm, [*runs, *more]
+                break
+            print_line(f"{arm.text} has failed at the whole length; the next best is compared instead")
+            winner = tuned
         label = f"{tuned.text}, {LONGER:g} x steps"
-        cells = [self.cell(text, seed, steps_flag=self.flag) for seed, text in product(seeds, rows)]
-        if self.flag and len(rows) < 3:  # more would cost more than a winner's confirmation
-            longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
-            cells += [self.cell(tuned.text, seed, **longer) for seed in seeds]
-        runs = [run for run in self._run_cells(cells[: 2 * len(rows)], [self.confirmed_by]) if run.done]
-        if same_numbers(runs):
-            raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
-        runs += [run for run in self._run_cells(cells[2 * len(rows) :], [self.confirmed_by]) if run.done]
-        even = [] if self.settings.any_length else [run for run in runs if run.arguments.get("length") is None]
-        errors = [f"counterpoint race: {error}" for _, error in uneven(even)]
-        if errors or len(runs) < len(cells):
+        if self.flag and len(own) < 2:  # more would cost more than a winner's confirmation
+            runs += self._confirm([tuned.text], seeds, length=self._steps(LONGER), label=label)
+        even = [run for run in runs if run.done and run.arguments.get("length") is None]
+        errors = [] if self.settings.any_length else [f"counterpoint race: {error}" for _, error in uneven(even)]
+        if errors or not all(run.done for run in runs) or (others and rival is tuned):
             print(*errors, sep="\n", file=sys.stderr)
             return 1
         base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
@@ -113,6 +115,18 @@ class Race(Comparison):
         else:
             print(report.RENDER["terminal"](summary), said, sep="\n")
         return 0
+
+    def _confirm(self, rows: Sequence[str], seeds: Sequence[int], **more: Any) -> list[Run]:
+        """Train treatments to the end with fresh seeds, of which two show whether they fail, or depend on the seed."""
+        runs: list[Run] = []
+        for some in (seeds[:EQUAL], seeds[EQUAL:]):
+            cells = [self.cell(text, seed, steps_flag=self.flag, **more) for seed, text in product(some, rows)]
+            runs += self._run_cells(cells, [self.confirmed_by])
+            if not all(run.done for run in runs):
+                break
+            if same_numbers(runs):
+                raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
+        return runs
 
     def _search(self) -> None:
         """Train every arm for a share of the length, and those that Optuna does not prune to the end."""
@@ -152,17 +166,19 @@ class Race(Comparison):
         new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
         if skipped := [arm.text for arm in new[room:]]:
             print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
-        new = new[:room]
-        if new:
+        if new := new[:room]:
             print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
-        for arm, run in zip(new, self._train([arm.text for arm in new], short), strict=True):
+        texts = [arm.text for arm in new]
+        runs = [] if self.arms else self._train(texts[:1], short)
+        if runs and math.isnan(self._value(runs[0])):  # in all others too, the number may be missing
+            raise ValueError(f"the script's own loss gave no number: {runs[0].record.get('error', 'it is NaN')}")
+        runs += self._train(texts[len(runs) :], short)
+        for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve = self._points(run, quarter, value)
         self.arms += new
-        if self.arms[0].short == -math.inf:
-            raise ValueError("the script's own loss gave no number; its output has the reason.")
         return bool(new)
 
     def _follow(self, own: bool) -> None:
@@ -248,11 +264,10 @@ def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
     return trials
 
 
-def best(arms: Iterable[Arm], otherwise: Arm) -> Arm:
-    """Return the arm that was best at the end, or else when it was dropped; ``otherwise`` where none gave a number."""
-    scores = [(not arm.dropped, arm.short if arm.dropped else arm.full, arm) for arm in arms]
-    known = (one for one in scores if math.isfinite(one[1]))
-    return max(known, key=lambda one: one[:2], default=(True, 0.0, otherwise))[2]
+def ranked(arms: Iterable[Arm]) -> list[Arm]:
+    """Return the arms that gave a number, the best first; those that were dropped come last."""
+    known = [(not arm.dropped, arm.short if arm.dropped else arm.full, arm) for arm in arms]
+    return [one[2] for one in sorted(known, key=lambda one: one[:2], reverse=True) if math.isfinite(one[1])]
 
 
 def sentence(

@@ -77,9 +77,71 @@ def test_the_best_other_treatment_is_one_that_gave_numbers():
     own, hcl = Arm("host", "{own}", 1.0, short=3.0, full=5.0), Arm("hcl", "hcl", 1.0, short=1.0, full=2.0)
     lost = Arm("host; duplicates", "{own}; duplicates", 1.0, short=2.5, dropped=True)
     failed = Arm("dcl", "dcl", 1.0, short=-math.inf, dropped=True), Arm("rince", "rince", 1.0, short=2.9)
-    assert race.best([lost, hcl, *failed], own) is hcl  # which has been trained to the end
-    assert race.best([lost, *failed], own) is lost
-    assert race.best(failed, own) is own
+    assert race.ranked([lost, hcl, *failed]) == [hcl, lost]  # the first has been trained to the end
+    assert race.ranked([*failed, own]) == [own]
+
+
+def stand_in(folder, score, asked, most=16, tune_seeds=1):
+    """Return a race whose trainings are scores; those of which there is none have failed."""
+
+    def run_cells(cells, metrics=()):
+        runs = [store.Run(folder, one) for one in cells]
+        for run in (run for run in runs if not run.done):
+            asked.append(dict(run.arguments))
+            with run.lock():
+                run.begin()
+                if (number := score(run.arguments)) is None:
+                    run.fail("ValueError: no 'acc'. Known: accuracy.", "")
+                else:
+                    run.finish({"acc": number}, calls=9, step_seconds=[0.1], metrics=["acc"])
+        return runs
+
+    raced = object.__new__(race.Race)
+    settings = RaceSettings(objective=("host",), steps_flag="--steps", any_length=False)
+    raced.arguments = argparse.Namespace(seed=0, seeds=3, out=folder, json=True, settings=RaceSettings(budget=4))
+    raced.settings, raced.own, raced.families = settings, "infonce:t=0.05", ["hcl:beta=1{t}"]
+    raced.flag, raced.tune_seeds, raced.sign, raced.length = "--steps", tune_seeds, 1, 8.0
+    raced.most, raced.arms = most, []
+    raced.chosen_by = raced.confirmed_by = Metric.parse("json:r.json:acc")
+    raced.cell = functools.partial(cell, "logits", [], ["t.py", "--steps", "8"], "c0de", settings)
+    raced._run_cells = run_cells
+    return raced
+
+
+def test_a_number_that_is_missing_stops_the_race_after_one_training(tmp_path):
+    pytest.importorskip("optuna")
+    asked: list[dict] = []
+    with pytest.raises(ValueError, match=r"own loss gave no number: ValueError: no 'acc'\. Known: accuracy"):
+        stand_in(tmp_path, lambda one: None, asked).run()
+    assert [one["objective"] for one in asked] == ["host"]
+
+
+@pytest.mark.parametrize("gains", [(3.0, 2.0), (-1.0, -2.0)], ids=["of the winner", "of the best other"])
+def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, tmp_path, capsys):
+    pytest.importorskip("optuna")
+    asked: list[dict] = []
+
+    def score(one: dict) -> float | None:
+        name = one["objective"].partition(":")[0]
+        if name == "hcl" and not one.get("purpose"):
+            return None  # it diverges on fresh seeds
+        gain = {"hcl": gains[0], "dcl": gains[1] + (one["seed"] % 3 - 1) / 10}.get(name, 0.0)
+        t = cp.objective(one["objective"].replace("host", "infonce:t=0.05")).temperature
+        return gain - abs(math.log2(t / 0.05)) + one["seed"] % 7 / 10
+
+    raced = stand_in(tmp_path, score, asked)
+    raced.families = ["hcl:beta=1{t}", "dcl:prior=0.1{t}"]
+    assert raced.run() == 0
+    shown = capsys.readouterr()
+    found = json.loads(shown.out)
+    (failed,) = re.findall("(hcl:beta=1.*) has failed at the whole length; the next best is compared", shown.err)
+    assert [one["seed"] for one in asked if one["objective"] == failed and not one.get("purpose")] == [0, 1]
+    if gains[1] > 0:
+        assert found["winner"].startswith("dcl:prior=0.1")
+        assert found["sentence"].startswith(f"{found['winner']}: +1 [")
+    else:
+        assert found["sentence"].startswith("nothing beats your loss")
+        assert "the best other, dcl:prior=0.1" in found["sentence"]
 
 
 @pytest.mark.parametrize(("tune_seeds", "most", "hcl"), [(1, 16, 3), (2, 16, 3), (2, 5, 3), (2, 16, -1)])
@@ -98,24 +160,7 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
         gain = hcl + (one["seed"] % 3 - 1) / 10 if objective.name == "hcl" else lucky
         return gain - abs(math.log2(objective.temperature / 0.2)) + one["seed"] % 7 / 10
 
-    def run_cells(cells, metrics=()):
-        runs = [store.Run(tmp_path, one) for one in cells]
-        for run in (run for run in runs if not run.done):
-            asked.append(dict(run.arguments))
-            with run.lock():
-                run.begin()
-                run.finish({"acc": score(run.arguments)}, calls=9, step_seconds=[0.1], metrics=["acc"])
-        return runs
-
-    raced = object.__new__(race.Race)
-    settings = RaceSettings(objective=("host",), steps_flag="--steps", any_length=False)
-    raced.arguments = argparse.Namespace(seed=0, seeds=3, out=tmp_path, json=True, settings=RaceSettings(budget=4))
-    raced.settings, raced.own, raced.families = settings, "infonce:t=0.05", ["hcl:beta=1{t}"]
-    raced.flag, raced.tune_seeds, raced.sign, raced.length = "--steps", tune_seeds, 1, 8.0
-    raced.most, raced.arms = most, []
-    raced.chosen_by = raced.confirmed_by = Metric.parse("json:r.json:acc")
-    raced.cell = functools.partial(cell, "logits", [], ["t.py", "--steps", "8"], "c0de", settings)
-    raced._run_cells = run_cells
+    raced = stand_in(tmp_path, score, asked, most, tune_seeds)
     assert raced.run() == 0
     found = json.loads(capsys.readouterr().out)
     fresh = [(one["objective"], one.get("length")) for one in asked if not one.get("purpose")]
