@@ -65,11 +65,11 @@ def run_cells(
     arguments: argparse.Namespace,
     command: str,
     failed: bool = False,
-    prepare: Callable[[], object] = lambda: None,
+    **more: Any,
 ) -> tuple[list[Run], int]:
     """Run cells as the flags of :func:`add_runs` say, and send them to trackers; return finished runs and exit code.
 
-    Failures go to stderr; with ``failed``, their runs are returned too. ``prepare`` is that of ``run_grid``.
+    Failures go to stderr; with ``failed``, their runs are returned too. ``more`` are further arguments of ``run_grid``.
     """
     from .store import GridError, run_grid
     from .trackers import check, tracked
@@ -77,7 +77,7 @@ def run_cells(
     check(arguments.track)
     train, options = tracked(train, arguments.track), grid_options(arguments)
     try:
-        return run_grid(train, cells, arguments.out, prepare=prepare, **options), 0
+        return run_grid(train, cells, arguments.out, **options, **more), 0
     except GridError as error:
         print(f"counterpoint {command}: {error}", file=sys.stderr)
         return [run for run in error.runs if failed or run.done], 1

@@ -97,14 +97,14 @@ class Comparison:
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
-        at_first = flags.concurrent(given)
-        runs = self._run_cells(early[:at_first])
+        at_first, total = flags.concurrent(given), len(grid)
+        runs = self._run_cells(early[:at_first], total=total)
         if not any(run.done for run in runs):
             print_line("the first runs have failed, so no others were started")
             early, late = early[:at_first], []
-        runs += self._run_cells(early[at_first:]) if early[at_first:] else []
+        runs += self._run_cells(early[at_first:], before=len(runs), total=total) if early[at_first:] else []
         if late and not same_numbers([run for run in runs if run.done]):
-            runs += self._run_cells(late)
+            runs += self._run_cells(late, before=len(runs), total=total)
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
@@ -148,13 +148,13 @@ class Comparison:
             self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by other seeds: {again[self.twin]}")
         self.twin = best.get(self.twin, self.twin)
 
-    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = ()) -> list[Run]:
+    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: int) -> list[Run]:
         own = [metric for metric in (*self.settings.metric, self.settings.items) if metric]
         cells, metrics, given = list(cells), metrics or own, self.arguments
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return flags.run_cells(run_script, cells, given, "compare", failed=True)[0]
+        return flags.run_cells(run_script, cells, given, "compare", failed=True, **part)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:

@@ -183,26 +183,27 @@ def robust(
     points; an image counts as correct if it is classified correctly from each of them. The classifier maps images in
     ``[0, 1]`` to logits; ``x`` is such images, or ``uint8``.
     """
-    accuracies = {"clean": _attacked(classifier, x, y, [lambda loss, images: images])}
-    for epsilon in settings.epsilons:
+    accuracies = {"clean": _attacked(classifier, x, y, [lambda loss, images: images], "clean")}
+    for i, epsilon in enumerate(settings.epsilons, 1):
         if epsilon == 0:
             accuracies |= {f"{name}@0": accuracies["clean"] for name in ("fgsm", "pgd")}
             continue
         box: dict[str, Any] = {"epsilon": epsilon, "clip": (0.0, 1.0)}
         generator = torch.Generator(_device(classifier)).manual_seed(seed)
         pgd = partial(cp.views.pgd, **box, step=settings.step, steps=settings.steps, generator=generator)
-        accuracies[f"fgsm@{epsilon:g}"] = _attacked(classifier, x, y, [partial(cp.views.fgsm, **box)])
-        accuracies[f"pgd@{epsilon:g}"] = _attacked(classifier, x, y, [pgd] * settings.restarts)
+        for name, attacks in {"fgsm": [partial(cp.views.fgsm, **box)], "pgd": [pgd] * settings.restarts}.items():
+            title = f"{name}@{epsilon:g}, epsilon {i} of {len(settings.epsilons)}"
+            accuracies[f"{name}@{epsilon:g}"] = _attacked(classifier, x, y, attacks, title)
     return accuracies
 
 
-def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Attack]) -> float:
+def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Attack], title: str) -> float:
     """Percent of images that are classified correctly under each of the attacks."""
     device = _device(classifier)
     correct = 0
     with evaluation_mode(classifier):
         parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))
-        for part, truth in store.track(parts, "attacks, batches"):
+        for part, truth in store.track(parts, f"{title}, batches"):
             clean, truth = convert_image_dtype(part.to(device)), truth.to(device)
 
             def loss(images: Tensor, truth: Tensor = truth) -> Tensor:

@@ -17,7 +17,7 @@ from . import executors
 from .errors import BusyError, GridError
 from .executors import LOCAL
 from .folder import at_once, plain
-from .progress import format_numbers, print_line
+from .progress import format_numbers, left, print_line
 from .run import Run
 from .worker import Outcome, attempt, pack
 
@@ -39,6 +39,8 @@ def run_grid(
     resume: bool = True,
     progress: bool | Callable[[str], object] = True,
     prepare: Callable[[], object] = lambda: None,
+    before: int = 0,
+    total: int = 0,
 ) -> list[Run]:
     """Train every cell that is not done yet, and return the runs of all cells.
 
@@ -57,6 +59,7 @@ def run_grid(
         resume: if False, first delete the runs of all cells, except those that another process is training.
         progress: show progress on stderr, or call this with each line about an ended run.
         prepare: called before the first run is trained, and not if all are done; may raise errors of the data.
+        before, total: of a larger grid that these cells are a part of: runs that have ended, and all runs.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
@@ -64,11 +67,12 @@ def run_grid(
     requested = at_once(partial(Run, root), cells)
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
-    count = len(runs) - len(pending)
+    count, total, began = before + len(runs) - len(pending), max(total, len(runs)), time.monotonic()
+    first = count
     failures: dict[Path, str] = {}
     report = progress if callable(progress) else print_line if progress else lambda _: None
-    if count:
-        report(f"{count} of {len(runs)} runs are done already")
+    if count > before:
+        report(f"{count} of {total} runs are done already")
     try:
         if pending:
             prepare()
@@ -84,14 +88,15 @@ def run_grid(
                     if outcome.error:
                         failures[run.path] = outcome.error
                     ending = f"failed: {outcome.error}" if outcome.error else format_numbers(run.result or {})
-                    report(f"[{count}/{len(runs)}] {run.title}: {ending}")
+                    rest = left(began, count - first, total - first)
+                    report(f"[{count}/{total}] {run.title}: {ending}{rest}")
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.folder.busy for run in busy):
                 time.sleep(POLL)
             pending, resume = busy, True
     except KeyboardInterrupt:
-        message = f"stopped; {count} of {len(runs)} runs have ended; the same command resumes"
+        message = f"stopped; {count} of {total} runs have ended; the same command resumes"
         raise KeyboardInterrupt(message) from None
     for run in requested:
         run.record = runs[run.path].record

@@ -39,7 +39,17 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
         yield item
         if not printed and (seconds := time.monotonic() - start) >= LINE_AFTER:
             printed = True
-            print_line(f"{title}: {done}{f'/{total}' if total else ''} after {seconds:.0f} s")
+            rest = left(start, done - before, total - before) if total else ""
+            print_line(f"{title}: {done}{f'/{total}' if total else ''} after {seconds:.0f} s{rest}")
+
+
+def left(start: float, done: int, total: int) -> str:
+    """Say how long the rest takes if it is as fast as what was done since ``start``; nothing in the first seconds."""
+    seconds = time.monotonic() - start
+    if seconds < LINE_AFTER or not 0 < done < total:
+        return ""
+    rest = seconds / done * (total - done)
+    return f", about {rest:.0f} s left" if rest < 100 else f", about {rest / 60:.0f} min left"
 
 
 def print_line(line: str) -> None:

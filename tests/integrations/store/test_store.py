@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pty
 import random
+import re
 import resource
 import shutil
 import signal
@@ -754,7 +755,19 @@ def test_progress_is_one_line_where_there_is_no_terminal(capsys, monkeypatch):
     clock = iter(range(0, 1000, 12))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     assert list(store.track(range(3, 9), "epochs", 9, 3)) == list(range(3, 9))
-    assert capsys.readouterr().err == "epochs: 6/9 after 36 s\n"
+    assert capsys.readouterr().err == "epochs: 6/9 after 36 s, about 48 s left\n"
+
+
+def test_a_part_of_a_grid_says_its_place_in_the_whole_and_the_time_left(tmp_path, monkeypatch):
+    clock, lines = iter(range(0, 99999, 600)), []
+    monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
+    cells = [CELL | {"seed": seed} for seed in (0, 1)]
+    store.run_grid(constant, cells, tmp_path, before=2, total=7, progress=lines.append)
+    assert [line.partition("]")[0] for line in lines] == ["[3/7", "[4/7"]
+    assert all(re.search(r", about [\d]+ min left$", line) for line in lines), lines
+    lines.clear()
+    store.run_grid(constant, cells, tmp_path, before=2, total=7, progress=lines.append)
+    assert lines == ["4 of 7 runs are done already"]
 
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch):
