@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from counterpoint.batch.same import merged_of_all, numbered
+
 from .data import UNKNOWN, Pairs
 from .settings import Settings
 from .wrong_positives import Canonical, ranks, share
@@ -39,8 +41,11 @@ def measure(data: Pairs, settings: Settings) -> tuple[Result, list[Result]]:
 def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[Result]]:
     """Compute the share of samples with another one whose anchor has a cosine of at least ``near``, and list them.
 
-    Features are centred, as those of a network share a direction, by which all their cosines are near 1.
+    Features are centred, as those of a network share a direction, by which all their cosines are near 1. Also count
+    samples that share one of the first two views, which the treatment ``duplicates`` leaves out.
     """
+    times = merged_of_all([numbered(data.x[rows], False) for rows in data.views.T[:2]], False).bincount()
+    equal = int(times[times > 1].sum())
     x = data.x[data.views[:, 0]]
     x = normalize(x - x.mean(0), dim=1)
     top = [(part @ x.T).topk(2) for part in x.split(1000)]
@@ -49,7 +54,7 @@ def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[
     some = [i for i in closest.argsort(descending=True).tolist() if closest[i] >= near]
     listed = {tuple(sorted((numbers[i].item(), numbers[other[i]].item()))): closest[i].item() for i in some}
     rows = [{"kind": "duplicate", "row": i, "other": j, "score": round(score, 4)} for (i, j), score in listed.items()]
-    return {"cosine": near, "share": float((closest >= near).float().mean())}, rows
+    return {"cosine": near, "share": float((closest >= near).float().mean()), "equal": equal}, rows
 
 
 def wrong_positives(data: Pairs, numbers: Tensor) -> tuple[Result, list[Result]]:

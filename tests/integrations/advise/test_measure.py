@@ -56,6 +56,14 @@ def test_duplicates():
     assert any("give both the same ids=" in one["text"] for one in advise(measured))
 
 
+def test_equal_texts_are_counted_in_either_column():
+    a, b, _ = clusters(300)
+    a[:6], b[6:8] = a[6:12], b[7:9]  # 0 to 11 in pairs, of which 6, 7 and 8 share the other text
+    measured, _ = measure(from_arrays(a, b), Settings(near=0.999))
+    assert measured["duplicates"]["equal"] == 12
+    assert any(", and 12 samples share a text or view exactly" in one["text"] for one in advise(measured))
+
+
 def test_hard_negatives_by_ids_and_by_a_guide():
     a, b, y = clusters(400, classes=4)
     rng = np.random.default_rng(1)
