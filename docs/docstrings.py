@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator
+from importlib import import_module
 from typing import Any
 
 import griffe
@@ -63,9 +65,20 @@ def _table(block: str) -> str:
     return "\n".join(f"{lines[0][: starts[0]]}| {' | '.join(row)} |" for row in rows)
 
 
+def _of_attribute(obj: griffe.Object) -> str | None:
+    """The docstring of a function that a class takes from a module, or the comment behind a field."""
+    module, _, name = obj.module.imports.get(obj.name, "").rpartition(".")
+    if module and isinstance(obj, griffe.Attribute) and str(obj.value) == obj.name:
+        return inspect.getdoc(getattr(import_module(module), name))
+    comment = re.search(r"  # (.+)", obj.source) if obj.is_attribute else None
+    return comment[1] if comment else None
+
+
 class Markdown(griffe.Extension):
-    """Rewrites each docstring before it is parsed."""
+    """Rewrites each docstring before it is parsed, and finds those of attributes."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is None and obj.parent is not None and obj.parent.is_class and (doc := _of_attribute(obj)):
+            obj.docstring = griffe.Docstring(doc, parent=obj)
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)

@@ -150,6 +150,11 @@ def test_docstrings_are_rendered(pages, site):
         assert not re.search(r":(?:class|func|mod|meth|attr|data):|={6}|::\s*<|&gt;&gt;&gt;", prose), path.name
 
 
+def test_the_api_has_what_reports_say_and_the_fields_of_images(site):
+    assert "negatives_above_positive" in (site / "api" / "counterpoint.html").read_text(encoding="utf-8")
+    assert "classes, -1 where there is none" in (site / "api" / "image.html").read_text(encoding="utf-8")
+
+
 def test_flowcharts_are_text(site):
     """The script that draws Mermaid is another host's; every node of a flowchart is named."""
     text = (site / "architecture.html").read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ class ImageSet:
     ImageSet('mine', 4 images of 8 x 8 pixels, 2 classes)
     """
 
-    name: str
+    name: str  # of the data set
     x: Tensor  # (N, 3, height, width) uint8
     y: Tensor  # (N,) classes, -1 where there is none
     classes: tuple[str, ...] = ()  # their names
