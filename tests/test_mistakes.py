@@ -27,6 +27,18 @@ METRIC = f"--metric json:r.json:acc {SCRIPT}"
 BOTH = "compare auto --objective host hcl"
 RACE = "race auto --metric json:r.json:acc --seed-flag --seed --steps-flag"
 
+
+class Own(cp.Objective):
+    """An objective of one's own, with a formula to get wrong."""
+
+    def __init__(self, formula):
+        super().__init__()
+        self.formula = formula
+
+    def per_anchor(self, pos, neg):
+        return self.formula(pos, neg)
+
+
 RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of their own
     "CRITERION(A @ B.T, torch.arange(9))": r"labels: expected 8 columns, got shape \(9\)",
     "CRITERION(A, B)": "labels: expected .*one-hot.*, got several",
@@ -52,7 +64,9 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "LOSS(A, B, guide=(A, B))": "guide=: needs false_negatives= beside it",
     "LOSS(A, B, false_negatives=0.9)": r"expected a rule, cp.margin\(0.1\) or cp.threshold\(0.9\).*got 0.9",
     "LOSS(A, B, false_negatives=cp.margin(0.1), guide=(A[:4], B[:4]))": "expected 2 views of 8 samples",
-    'LOSS(A, B, ids=["a"] * 8)': "ids: expected a tensor, got list",
+    'LOSS(A, B, ids=["a"] * 8)': "ids: expected a tensor, got list: number its texts, those of the whole data set",
+    "cp.treatment('infonce; duplicates=query; duplicates=doc')": "'duplicates' is given twice.*ids= takes texts, too",
+    "inject sentence_transformers --objective host;guide=self;margin=0 -- train.py": "at its logits, which do not say",
     'LOSS(A, B, pairing="oneway")': "'oneway'. Did you mean 'one_way'",
     "cp.MultipleNegativesRankingLoss": r"here it is cp.InfoNCE\(temperature\)\(z1, z2\)",
     "cp.TripletLoss": r"here it is .*negatives=negative",
@@ -134,6 +148,11 @@ GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "LOSS(A, B, engine='tile')": "'tile'. Did you mean 'tiles'",
     "LOSS(A, B, reduction='avg')": "unknown reduction 'avg'. Known: mean, none",
     "LOSS(A, B, prior=0.1)": "prior: expected a tensor, got float",
+    "Own(lambda pos, neg: neg.sum(lambda s: s))(A, B)": "neg has no 'sum'. Known: logsumexp, mean, max, min, .*count",
+    "Own(lambda pos, neg: pos.mean())(A, B)": r"per_anchor: expected .* or the shape of pos, got shape \(\)",
+    "Own(lambda pos, neg: -pos.squeeze(1))(A, B)": r"per_anchor: expected a loss per anchor.*got shape \(16\)",
+    "Own(lambda pos, neg: 0.5)(A, B)": "per_anchor: expected .*, got float",
+    "type('Mine', (cp.InfoNCE,), {'per_anchor': None})": "Mine: InfoNCE does not call per_anchor; .* of Objective",
     "cp.objective('hcl(t=0.1)')": "parameters follow a colon",
     "cp.objective('hcl t=0.1')": "unexpected 't'",
     "cp.objective('infonce:denominator=negative')": "'negative'. Did you mean 'negatives'",
@@ -159,6 +178,7 @@ GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "train graph --objective infonce:t=-1": "0 < temperature or .*got -1",
     "train graph --objective infonce:tau=0.1": "'tau'. Did you mean 'temperature'",
     "train graph --objective infonce+": "expected an objective's name, found the end",
+    "train graph -o hcl": "unknown flag -o. Did you mean '--objective'",
     "train graph --lr fast": "--lr: expected a number, got 'fast'",
     "train graph --epochs -1": "expected a whole number of at least 0, got '-1'",
     "train graph --batch 1": "at least 2, got '1'",
@@ -229,12 +249,13 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
     "race auto -- train.py": "--metric: which number is compared?",
     f"{RACE} --steps -- train.py": "the script's arguments have no --steps with a number",
     f"{RACE} steps -- train.py --steps 40": "Did you mean '--steps'",
+    f"{BOTH} --metric json:r.json:acc --seed-flag seed -- train.py": "got 'seed'. Did you mean '--seed'",
     f"{RACE} --steps --budget 1 -- train.py --steps 40": "at least 2, got '1'",
 }
 USERS = {"retrieval": RETRIEVAL, "vision": VISION, "graphs": GRAPHS, "deciding": DECIDING}
 ROWS = [(user, mistake) for user, mistakes in USERS.items() for mistake in mistakes]
 NAMES = {"cp": cp, "torch": torch, "ContrastiveLoss": ContrastiveLoss, "CRITERION": CRITERION}
-NAMES |= {"adnce_image": adnce_image, "clip": clip, "moco": moco}
+NAMES |= {"Own": Own, "adnce_image": adnce_image, "clip": clip, "moco": moco}
 NAMES |= {"lightly": lightly, "pyg": pyg, "st": sentence_transformers, "MODEL": torch.nn.Identity()}
 NAMES |= {"LOSS": LOSS, "A": A, "B": B, "LABELS": LABELS}
 

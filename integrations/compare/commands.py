@@ -121,6 +121,8 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
     names = [metric.name for metric in (*settings.metric, settings.items) if metric]
     if twice := [name for name in names if names.count(name) > 1]:
         yield f"--metric: two are named {twice[0]!r}; name one of them, as in other=json:..."
+    if (flag := settings.seed_flag or "-")[0] != "-":
+        yield f"--seed-flag: expected a flag of the script, got {flag!r}. Did you mean '--{flag}'?"
     ways = settings.set_seed + (settings.seed_flag is not None) + any("{seed}" in word for word in script)
     if ways != 1:
         yield (
