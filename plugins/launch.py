@@ -31,6 +31,7 @@ from counterpoint.names import no_script
 from . import registry, shims
 from .host import OWN_LOSS, PATIENCE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
+_GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 
 
@@ -173,7 +174,8 @@ def _split(source: str, path: str, behind: str) -> tuple[CodeType, CodeType]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     defined = {i + 1: node.name for i, node in enumerate(body) if isinstance(node, kinds)}
     last = max((i for i in defined if defined[i] == behind), default=max(defined, default=0))
-    cut = max((i for i, node in enumerate(body) if _is_guard(node)), default=last)
+    guards = (i for i, node in enumerate(body) if isinstance(node, ast.If) and ast.unparse(node.test) in _GUARDS)
+    cut = max(guards, default=last)
     definitions, main = body[:cut], body[cut:]
     for node in definitions:
         if isinstance(node, ast.If):
@@ -192,11 +194,6 @@ class _NameIsMain(ast.NodeTransformer):
 def _compile(body: list[ast.stmt], path: str) -> CodeType:
     # with the script's own __future__ imports, without those of this file
     return compile(ast.Module(body, []), path, "exec", dont_inherit=True)
-
-
-def _is_guard(node: ast.stmt) -> bool:
-    texts = ("__name__ == '__main__'", "'__main__' == __name__")
-    return isinstance(node, ast.If) and ast.unparse(node.test) in texts
 
 
 _COUNTS = ("gaps", "calls", "proofs", "worst", "proved_at", "seen", "replaced", "notes")
@@ -285,12 +282,10 @@ def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]
         def __init__(self, args: Any, *rest: Any, **options: Any) -> None:
-            if isinstance(args, (list, tuple)) and len(args) > 1 and args[0] == sys.executable and is_script(args[1]):
-                args = [sys.executable, "-m", "counterpoint.plugins.inject", *command_line, "--", *args[1:]]
+            program, *words = args if isinstance(args, (list, tuple)) and args else [""]
+            if program == sys.executable and words and Path(words[0]).is_file() and script.samefile(words[0]):
+                args = [sys.executable, "-m", "counterpoint.plugins.inject", *command_line, "--", *words]
             super().__init__(args, *rest, **options)
-
-    def is_script(file: Any) -> bool:
-        return Path(file).is_file() and script.samefile(file)
 
     original, processes = subprocess.Popen, vars(subprocess)
     processes["Popen"] = Popen

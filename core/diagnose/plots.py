@@ -54,7 +54,9 @@ def plot_weights(
     for objective, colour, dash in zip(map(as_objective, shown), cycle(COLOURS), cycle(DASHES), strict=False):
         s, weight = weight_curve(objective, similarities, positive, negatives)
         x, y = torch.stack([s, weight])[:, s.argsort()].tolist()
-        axes.plot(x, y, color=colour, linestyle=dash, linewidth=2, label=_wrapped(objective))
+        # in lines that fit the figure, broken after commas, where specs allow spaces
+        label = objective.label if len(objective.label) <= WIDTH else fill(objective.label.replace(",", ", "), WIDTH)
+        axes.plot(x, y, color=colour, linestyle=dash, linewidth=2, label=label)
     axes.margins(x=0.01)
     axes.set_xlabel("similarity s of the negative (cosine)")
     axes.set_ylabel("training weight dL/ds\n(> 0 pushes apart; mean |dL/ds| = 1)")
@@ -90,11 +92,6 @@ def _png(figure: Figure) -> bytes:
     file = BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()
-
-
-def _wrapped(objective: Objective) -> str:
-    """Its label, in lines that fit the figure, broken after commas, where specs allow spaces."""
-    return objective.label if len(objective.label) <= WIDTH else fill(objective.label.replace(",", ", "), WIDTH)
 
 
 def tidy(axes: Axes, grid: Any = "both") -> None:

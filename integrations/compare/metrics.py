@@ -201,11 +201,10 @@ def _tensorboard(metric: Metric, written: Written) -> Values:
 
 
 def _text(metric: Metric, written: Written) -> Values:
+    """Return the matches in a file, or in what the script has printed."""
+    if metric.kind == "output":
+        return _numbered(printed(metric, written.log)[: written.most], f"nothing in {written.log} matches")
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
-
-
-def _output(metric: Metric, written: Written) -> Values:
-    return _numbered(printed(metric, written.log)[: written.most], f"nothing in {written.log} matches")
 
 
 def printed(metric: Metric, log: Path) -> list[str]:
@@ -228,21 +227,11 @@ def _items(metric: Metric, written: Written) -> float:
     return float(measure(read.scores, read.gold).item())
 
 
-def _python(metric: Metric, written: Written) -> object:
-    return function(metric)(written.out)
-
-
 def _script(metric: Metric, written: Written) -> object:
     scores = json.loads((written.out.parent / SCORES).read_text(encoding="utf-8"))
     if metric.text not in scores:
         raise KeyError("the script ran without it; --fresh runs it again")
     return scores[metric.text]
-
-
-_READERS: dict[str, Callable[[Metric, Written], Any]]
-_READERS = {"json": _json, "csv": _csv, "text": _text, "output": _output, "tensorboard": _tensorboard}
-_READERS |= dict.fromkeys(items.FORMS, _items)
-_READERS |= {"python": _python, "script": _script}
 
 
 def function(metric: Metric) -> Callable[[Path | ModuleType], object]:
@@ -257,3 +246,9 @@ def function(metric: Metric) -> Callable[[Path | ModuleType], object]:
     functions = {name: value for name, value in vars(module).items() if callable(value)}
     check_known(f"{file} has no function", metric.what, functions)
     return functions[metric.what]  # type: ignore[no-any-return]
+
+
+_READERS: dict[str, Callable[[Metric, Written], Any]]
+_READERS = {"json": _json, "csv": _csv, "text": _text, "output": _text, "tensorboard": _tensorboard}
+_READERS |= dict.fromkeys(items.FORMS, _items)
+_READERS |= {"python": lambda metric, written: function(metric)(written.out), "script": _script}

@@ -9,6 +9,7 @@ row is marked as the best only if it is different from each other trained one.
 
 import json
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -303,7 +304,8 @@ def _columns(
     comparable = metric != LOSS or lower
     if baseline is None and len(values) > 1:
         own = [row for row, run in first.items() if run.arguments["objective"] == HOST]
-        likely = own or [row for row, run in first.items() if _is_infonce(run)]
+        specs = {row: run.arguments["objective"] for row, run in first.items() if not run.arguments.get("ids")}
+        likely = own or [row for row, spec in specs.items() if re.fullmatch(r"infonce(:[^+;]*)?", str(spec))]
         baseline = likely[0] if len(likely) == 1 else None
     if baseline not in values or not comparable:
         baseline = None
@@ -346,11 +348,6 @@ def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, flo
     base = dict.fromkeys((seed for seeds in rows.values() for seed in seeds), majority := fmean(shares))
     tested = [v for v in statistics.compare(base, rows, test=statistics.available()).values() if v.tested]
     return majority, bool(tested) and not any(verdict.different and verdict.difference > 0 for verdict in tested)
-
-
-def _is_infonce(run: Run) -> bool:
-    spec = str(run.arguments["objective"])
-    return spec.partition(":")[0] == "infonce" and not {"+", ";"} & {*spec} and not run.arguments.get("ids")
 
 
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:

@@ -30,9 +30,11 @@ _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 def judge(watch: Watch, root: Tensor) -> list[Finding]:
     """Return the contrastive losses that ``root`` is computed from."""
-    # what takes its logits from a cross entropy that was judged is the same loss
     labeled = [sink for sink in watch.sinks if sink.labels is not None]
-    others = [s for s in watch.sinks if s.labels is None and not any(_leads_to(s, other) for other in labeled)]
+    # what has the logits of a cross entropy that was judged, or leads to these, is the same loss
+    judged, nodes = {id(sink.x) for sink in labeled}, {node for sink in labeled for node in sink.walk.nodes}
+    others = [s for s in watch.sinks if s.labels is None and id(s.x) not in judged]
+    others = [s for s in others if s.edge is None or s.edge.node not in nodes]
     found = _judged_alone(watch, labeled, lambda sink: _cross_entropy(watch, sink, root))
     binary = [sink for sink in others if sink.kind == "binary logits"]
     found += _judged_alone(watch, binary, lambda sink: judge_binary(watch, sink, root, _base(sink, sink.walk.products)))
@@ -46,11 +48,6 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
         finding.pop("_logits", None)
         finding.pop("_products", None)
     return found
-
-
-def _leads_to(sink: Sink, other: Sink) -> bool:
-    """Whether the logits of another sink are these, or are computed from the result of this one."""
-    return sink.x is other.x or (sink.edge is not None and sink.edge.node in other.walk.nodes)
 
 
 def _judged_alone(watch: Watch, sinks: Sequence[Sink], judge_one: Callable[[Sink], Finding | None]) -> list[Finding]:
