@@ -16,6 +16,7 @@ from counterpoint.objective import Wrapper
 from counterpoint.plugins import inject
 from counterpoint.plugins.host import Seam, SeamError
 from counterpoint.plugins.logits import ContrastiveLoss, before
+from counterpoint.plugins.sentence_transformers import SITES
 
 SPECS = {name: f"{name}(infonce)" if issubclass(kind, Wrapper) else name for name, kind in cp.registry.items()}
 NEED_INPUTS = ("robust", "intcl", "intnacl")
@@ -664,3 +665,10 @@ def test_binary_logits_that_are_not_what_you_say(launch):
     ):
         found = launch(*words, *more, script=script)
         assert (found.code, why in found.err) == (2, True), found.err
+
+
+def test_a_named_host_is_announced_in_one_line(capsys):
+    seam = Seam("host")
+    before(seam, SITES)
+    assert capsys.readouterr().err == "counterpoint: replacing the gradient at the host's losses\n"
+    seam.end()
