@@ -51,17 +51,11 @@ def relative(place: str) -> str:
 
 @dataclass(frozen=True)
 class Items:
-    """The scores of a model by item; with ``gold``, they are similarities, of which Spearman's correlation is asked.
-
-    Args:
-        ids: names of the items.
-        scores: ``(n,)``, one per item.
-        gold: ``(n,)`` the scores of people, or None.
-    """
+    """The scores of a model by item; with ``gold``, they are similarities, of which Spearman's correlation is asked."""
 
     ids: tuple[str, ...]
-    scores: NDArray[np.float64]
-    gold: NDArray[np.float64] | None = None
+    scores: NDArray[np.float64]  # (n,)
+    gold: NDArray[np.float64] | None = None  # (n,) scores of people
 
 
 def load_array(path: Path) -> NDArray[np.generic]:

@@ -99,36 +99,17 @@ class Batch:
         if known:
             self.guide = self._guide(known.get("guide"))
 
-    def _describe(
-        self,
-        *,
-        directions: Sequence[str] | None = None,
-        hardness: tuple[str, float] | None = None,
-        queue: Tensor | Keys | None = None,
-        negatives: Tensor | Keys | None = None,
-        ids: Tensor | None = None,
-        index: Tensor | None = None,
-        labels: Tensor | None = None,
-        false_negatives: Rule | str | Sequence[Rule | str] | None = None,
-        guide: Tensor | Sequence[Tensor] | None = None,
-        empty: str = "error",
-        in_batch: bool = True,
-        log_q: Tensor | None = None,
-        prior: Tensor | None = None,
-        positive_factor: Tensor | None = None,
-        adversarial: Tensor | None = None,
-        mixed: Tensor | None = None,
-    ) -> None:
+    def _describe(self, **known: Unpack[KnownOptions]) -> None:
         """Check and store the labels, ids, weights and further keys of the batch."""
+        ids, labels, index, hardness = known.get("ids"), known.get("labels"), known.get("index"), known.get("hardness")
+        prior, positive_factor, log_q = known.get("prior"), known.get("positive_factor"), known.get("log_q")
+        adversarial, mixed = known.get("adversarial"), known.get("mixed")
         if ids is not None and labels is not None:
             raise ValueError("give ids (known duplicates) or labels (classes, which also make positives), not both.")
-        self.directions = chosen_directions(self.pairing, directions, hardness)
+        self.directions = chosen_directions(self.pairing, known.get("directions"), hardness)
         self.hardness = hardness if hardness and hardness[1] else None
-        bank, hard = (None if x is None else Keys.of(x) for x in (queue, negatives))
-        tensors = {
-            "ids": ids, "labels": labels, "prior": prior, "positive_factor": positive_factor,
-            "adversarial": adversarial, "mixed": mixed, "log_q": log_q, "index": index,
-        }  # fmt: skip
+        bank, hard = (None if x is None else Keys.of(x) for x in (known.get("queue"), known.get("negatives")))
+        tensors: dict[str, object] = {**known}
         for name, keys in ((self.bank, bank), ("negatives", hard)):
             tensors |= {} if keys is None else {f"{name}: {field}": x for field, x in keys._asdict().items()}
         for name, x in tensors.items():
@@ -148,7 +129,8 @@ class Batch:
         self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
         self.mixed = None if mixed is None else self._per_sample(mixed, "mixed")
-        self.rules, self.empty, self.in_batch = as_rules(false_negatives), empty, in_batch
+        self.rules, self.empty = as_rules(known.get("false_negatives")), known.get("empty", "error")
+        self.in_batch = known.get("in_batch", True)
         self._check_combinations()
         self._check_choices()
 
@@ -181,8 +163,7 @@ class Batch:
     def view_similarities(self, first: bool = False) -> Tensor:
         """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
 
-        Args:
-            first: of the first view alone, ``(B, m - 1)``.
+        Those of the ``first`` view alone are ``(B, m - 1)``.
         """
         pos = self._normalize_views(similarities=True) if self._views is None else None
         if pos is not None:

@@ -52,7 +52,6 @@ def negatives_of(
     """Return the views of all other samples, and the hard negatives of all samples, as negatives.
 
     Args:
-        batch: the batch.
         parts: anchors and keys, each a list of views ``(B, d)``.
         both: compare in both directions: the keys are further anchors, listed last, whose keys are the first ones.
         hard: ``(B, n, d)`` hard negatives.

@@ -126,7 +126,6 @@ def limits(rules: Sequence[Rule], pos: Tensor, pos_mask: Tensor | None) -> list[
     """Return the largest similarities that negatives may have by each rule, ``(..., 1)``.
 
     Args:
-        rules: the rules.
         pos: ``(..., P)`` similarities of the positives, and which of them there are.
         pos_mask: which of these are positives; None: all.
     """

@@ -48,7 +48,8 @@ def plot_weights(
     'Which negatives an objective trains on'
     """
     shown = [objectives] if isinstance(objectives, (Objective, str)) else objectives
-    axes = figure().add_subplot()
+    drawing = figure()
+    axes = drawing.add_subplot()
     axes.axhline(0, color="0.6", linewidth=0.8)
     axes.axvline(positive, color="0.2", linewidth=1.2, linestyle=":", label=f"the positive, s = {positive:g}")
     for objective, colour, dash in zip(map(as_objective, shown), cycle(COLOURS), cycle(DASHES), strict=False):
@@ -61,7 +62,12 @@ def plot_weights(
     axes.set_xlabel("similarity s of the negative (cosine)")
     axes.set_ylabel("training weight dL/ds\n(> 0 pushes apart; mean |dL/ds| = 1)")
     axes.set_title("Which negatives an objective trains on")
-    return _finish(axes, path)
+    tidy(axes)
+    legend = drawing.legend(loc="outside lower center", frameon=False)
+    drawing.set_figheight(4.0 + 0.21 * sum(1 + line.get_text().count("\n") for line in legend.get_texts()))
+    if path is not None:
+        drawing.savefig(path, dpi=150)
+    return drawing
 
 
 def figure(width: float = 6.8, height: float = 4.2) -> Figure:
@@ -99,13 +105,3 @@ def tidy(axes: Axes, grid: Any = "both") -> None:
     axes.grid(axis=grid, color="0.92")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _finish(axes: Axes, path: str | Path | None) -> Figure:
-    tidy(axes)
-    finished: Any = axes.figure
-    legend = finished.legend(loc="outside lower center", frameon=False)
-    finished.set_figheight(4.0 + 0.21 * sum(1 + line.get_text().count("\n") for line in legend.get_texts()))
-    if path is not None:
-        finished.savefig(path, dpi=150)
-    return finished  # type: ignore[no-any-return]

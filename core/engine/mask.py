@@ -91,14 +91,6 @@ class Limits:
     scale: float = 1.0
     offset: float = 0.0
 
-    def for_block(self, rows: slice, guide: tuple[Tensor, Tensor] | None, scale: float, offset: float = 0.0) -> Limits:
-        """Return the limits of some of the anchors, whose keys and those of the guide are a block."""
-        return replace(self, most=self.most[rows], guide=guide, scale=scale, offset=offset)
-
-    def exempting(self, keys: int) -> int:
-        """Return how many keys, the last, are exempt."""
-        return 0 if self.exempt is None else keys - self.exempt
-
     def allowed(self, x: Tensor, tile: Tile, workspace: Workspace) -> list[Tensor]:
         """Return 1 where a key is within the limit of a row's anchor, else 0; if mirrored, also of a column's.
 
@@ -257,9 +249,7 @@ class Mask:
     def _offsets(self, height: int, width: int, start: int) -> Sequence[int]:
         """Return the diagonals of a block whose keys are of the anchors' samples.
 
-        Args:
-            height, width: of the block.
-            start: number of its first key, minus that of its first anchor.
+        ``start`` is the number of its first key, minus that of its first anchor.
         """
         if self.period is None:
             return ()

@@ -102,8 +102,7 @@ class TileNegatives(Negatives):
     def blocks(self, mirrored: bool = False) -> Iterator[Block]:
         """Yield each pair of embeddings and, if its keys are anchors too, the same exchanged.
 
-        Args:
-            mirrored: yield each pair once instead; its rows are its anchors, followed by its keys.
+        With ``mirrored`` each pair comes once instead; its rows are its anchors, followed by its keys.
         """
         start = 0
         guides = [None] * len(self.pairs) if self.guide is None else self.guide.pairs
@@ -182,7 +181,8 @@ class TileNegatives(Negatives):
         matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both, *self.once()), self.mask.limits
         if limits is not None:
             guide = None if self.guide is None else MatrixNegatives.of(self.guide.pairs, Mask(), self.both)
-            matrix = matrix.excluding(limits.most, guide, limits.exempting(len(self.pairs[0][1])))
+            exempt = 0 if limits.exempt is None else len(self.pairs[0][1]) - limits.exempt
+            matrix = matrix.excluding(limits.most, guide, exempt)
         self._check_limits(matrix.count)
         matrix.group, matrix.guide = self.group, self.guide
         if self._count is not None:  # it may have been set
@@ -262,8 +262,9 @@ class TileNegatives(Negatives):
         for rows, left, right, mask, guide in self.blocks(mirrored=uniform):
             same = left is right and not self.both
             own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator.averages else 1.0
-            if mask.limits is not None:
-                mask = replace(mask, limits=mask.limits.for_block(rows, guide, own.scale, own.offset))
+            if (limits := mask.limits) is not None:
+                limits = replace(limits, most=limits.most[rows], guide=guide, scale=own.scale, offset=own.offset)
+                mask = replace(mask, limits=limits)
             if isinstance(own, Traced) and own.guided:
                 own = replace(own, guide=guide)
             mirrored = uniform and (self.both or same)

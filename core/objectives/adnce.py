@@ -41,10 +41,8 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     """
     if family == "gaussian":
         return (s - mu) ** 2 * (-0.5 / sigma**2)
-    x, power = (
-        torch.where(s > -1, s + 1, TINY),
-        1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1,
-    )
+    x = torch.where(s > -1, s + 1, TINY)
+    power = 1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1
     decay = x**2 / (2 * mu**2) if family == "rayleigh" else x / (sigma if family == "gamma" else 2)
     vanished = (s <= -1) & torch.as_tensor(power > 0, device=s.device)
     # no weight beside any other, and equal weights where all vanish

@@ -122,7 +122,6 @@ def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor]
     It is exact if the threshold is the solution's: then all ``L`` there are positive.
 
     Args:
-        neg: the negatives.
         bound: the radius over the scale.
         low: a number near the threshold, and the threshold minus that; None means all negatives.
     """
@@ -168,7 +167,6 @@ def _threshold(
     drops out.
 
     Args:
-        neg: the block.
         bound: the radius over the scale.
         top: the largest negatives.
         x: the block's matrix minus ``top``, if it has one.
@@ -179,7 +177,12 @@ def _threshold(
     def moments(low: Tensor, above: bool) -> Sequence[Tensor]:
         """Compute the means of the distances to ``low`` and of their squares; ``above`` it, the share as well."""
         if x is None or work is None or matrix.log_weight is not None:
-            return _moments(neg, top, low, above)
+
+            def distances(s: Tensor, top: Tensor, low: Tensor) -> tuple[Tensor, ...]:
+                d = s - top - low
+                return (d.relu(), d.relu() ** 2, (d > 0).to(s.dtype)) if above else (d, d**2)
+
+            return neg.mean(distances, top, low)  # type: ignore[no-any-return]
         torch.sub(x, low, out=work)
         matrix.exclude_(work.relu_() if above else work, value=0.0)
         sums = [work.sum(1, keepdim=True), work.square_().sum(1, keepdim=True)]
@@ -215,11 +218,3 @@ def _threshold(
             if not bool(neg.across(moving.any().float(), "max")):  # all ranks stop together
                 break
     return low, reached | (low >= 0)  # nothing lies between the solution's threshold and the largest negative
-
-
-def _moments(neg: Negatives, top: Tensor, low: Tensor, above: bool) -> tuple[Tensor, ...]:
-    def distances(s: Tensor, top: Tensor, low: Tensor) -> tuple[Tensor, ...]:
-        x = s - top - low
-        return (x.relu(), x.relu() ** 2, (x > 0).to(s.dtype)) if above else (x, x**2)
-
-    return neg.mean(distances, top, low)  # type: ignore[no-any-return]

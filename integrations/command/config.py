@@ -60,12 +60,7 @@ def parser_of(name: str) -> Parser:
 
 
 def expand(name: str, words: Sequence[str]) -> list[str]:
-    """Replace ``--config FILE`` among the words of a command by the flags that the file stands for.
-
-    Args:
-        name: of the command, such as ``train graph``.
-        words: all words, those of the name included.
-    """
+    """Replace ``--config FILE`` among the words of a command, its name included, by the flags of the file."""
     if not name.startswith(COMMANDS_THAT_TRAIN):
         return list(words)
     parser = parser_of(name)

@@ -79,15 +79,12 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    parts = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
-    return (*parts, *[0] * (3 - len(parts)))
-
-
 def _within(version: str, bounds: str) -> bool:
     """Whether a version satisfies bounds such as ``>=2.4,<4``, the only kinds that this project declares."""
+    from torch.torch_version import TorchVersion  # compares as pip does
+
     limits = re.findall(r"(>=|<)\s*([\d.]+)", bounds)
-    return all((_numbers(version) >= _numbers(limit)) == (sign == ">=") for sign, limit in limits)
+    return all((TorchVersion(version) >= limit) == (sign == ">=") for sign, limit in limits)
 
 
 def _device() -> Finding:

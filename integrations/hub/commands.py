@@ -51,10 +51,9 @@ def push_command(arguments: argparse.Namespace) -> int:
     from . import encoder  # noqa: F401  names the extra to install  # isort: skip
     from huggingface_hub import HfApi
 
-    from .folder import check, write
+    from .folder import write
 
     run = _run(arguments.run)
-    check(run)
     if arguments.folder is not None:
         place = str(write(run, arguments.name, arguments.folder))
         _say(arguments, {"run": run.address, "folder": place}, f"wrote {place}; nothing was pushed")

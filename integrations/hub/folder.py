@@ -31,13 +31,7 @@ def check(run: Run) -> None:
 
 
 def write(run: Run, name: str, folder: Path) -> Path:
-    """Write the folder of a run; return it.
-
-    Args:
-        run: a finished run of sentences, images or graphs.
-        name: ``owner/name`` on the hub, for the card.
-        folder: is created; files of the same names are replaced.
-    """
+    """Write the folder of a finished run, for ``owner/name`` on the hub; files of the same names are replaced."""
     check(run)
     published = domain(run.arguments["domain"]).module("published")
     model = published.publish(run)
@@ -58,11 +52,7 @@ def write(run: Run, name: str, folder: Path) -> Path:
 def card(run: Run, name: str, pipeline: str, size: int | None = None) -> str:
     """Return the model card, README.md of the repository: the training, the scores, and the papers to cite.
 
-    Args:
-        run: the run that is published.
-        name: ``owner/name`` on the hub.
-        pipeline: the hub's name of the task.
-        size: of images.
+    ``name`` is ``owner/name``, ``pipeline`` the hub's name of the task, ``size`` that of images.
     """
     from huggingface_hub import ModelCard, ModelCardData
 

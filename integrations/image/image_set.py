@@ -115,7 +115,6 @@ def from_pictures(
     """Build an image set from pictures of any size and mode; unreadable ones are skipped, counted and named.
 
     Args:
-        count: the number of pictures.
         picture: opens the picture of a number, and returns its class too (-1 for none).
         size: side of the square in pixels: the shorter side is scaled to it, and the center is cropped.
         title: the name of a picture, for the warning.

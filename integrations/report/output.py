@@ -36,13 +36,7 @@ GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
 
 
 def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
-    """Return the page as text.
-
-    Args:
-        report: what it shows.
-        title: its heading.
-        intro: a paragraph of plain text under the title.
-    """
+    """Return the page as text; ``intro`` is a paragraph of plain text under the title."""
     folder, number, missing = Path(__file__).parent, count(), ""
     try:
         figure()

@@ -52,9 +52,7 @@ class DevScore(SentenceEvaluator):  # type: ignore[misc]
 def evaluate(model: SentenceTransformer, names: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
     """Return the model's scores, and the share of the largest class of each transfer task.
 
-    Args:
-        model: a SentenceTransformer.
-        names: STS sets, transfer tasks and retrieval collections. With all of SimCSE's seven sets, their average too.
+    ``names`` are of STS sets, transfer tasks and collections; with all of SimCSE's seven sets, their average is added.
     """
     scores: dict[str, float] = {}
     shares: dict[str, float] = {}

@@ -47,13 +47,14 @@ def evaluate(
     Args:
         model: a SentenceTransformer.
         names: mteb's names of tasks (``Banking77Classification``) or benchmarks (``MTEB(eng, v2)``).
-        batch_size: texts embedded at a time.
         out: a folder for mteb's results: what it holds of these weights is not computed again.
-        progress: whether to show it.
+        batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
     """
     tasks = find(names)
     # mteb's own key is the model's name, and the weights in a folder may change
-    cache = None if out is None else mteb.ResultCache(Path(out) / fingerprint(model))
+    weights = sorted(model.state_dict().items())
+    parts = (part for name, value in weights for part in (name, value.cpu().float().numpy().tobytes()))
+    cache = None if out is None else mteb.ResultCache(Path(out) / checksum(*parts)[:16])
     scores, bars = dict[str, Score](), progress and on_terminal()
     for done, task in enumerate(tasks):
         about = task.metadata
@@ -85,9 +86,3 @@ def find(names: Iterable[str]) -> list[mteb.AbsTask]:
             raise ValueError(f"tasks: mteb has no task or benchmark {name!r}.{closest(name, known)}") from None
         found |= {task.metadata.name: task for task in tasks}
     return list(found.values())
-
-
-def fingerprint(model: Any) -> str:
-    """Return a name for the weights of a model: they, not its folder, decide whether a kept result is its own."""
-    weights = sorted(model.state_dict().items())
-    return checksum(*(part for name, value in weights for part in (name, value.cpu().float().numpy().tobytes())))[:16]

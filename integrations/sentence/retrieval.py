@@ -155,8 +155,7 @@ def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 
         model: a SentenceTransformer; its prompts for queries and documents are used.
         names: BEIR folders, names of collections in ``retrieval/`` of the data, ``nano`` for NanoBEIR from the hub, or
             ``nano:NAME`` for one of its collections; by default all collections of the data, or else ``nano``.
-        batch_size: texts embedded at a time.
-        progress: whether to show it.
+        batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
     """
     loaded: dict[str, Collection | None] = {}
     for name in map(str, names or collections() or [NANO]):

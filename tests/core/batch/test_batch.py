@@ -8,11 +8,12 @@ from specs import embeddings
 
 import counterpoint as cp
 from counterpoint.batch.batch import Batch
-from counterpoint.batch.options import BatchOptions
+from counterpoint.batch.options import BatchOptions, KnownOptions
 from counterpoint.batch.pairings import PAIRINGS, scores_of
 from counterpoint.engine.tiles import TileNegatives
 
 ONE_WAY = {"views": "one_way"}
+DEFAULTS = dict.fromkeys(KnownOptions.__annotations__) | {"empty": "error", "in_batch": True}
 
 
 @pytest.mark.parametrize("spec", ["infonce", "arcl(hcl)", "debpos", "dp"])
@@ -59,8 +60,7 @@ def test_an_unknown_argument_is_refused_with_the_nearest_known_one(name, meant):
 
 
 def test_options_are_the_arguments_of_a_batch_and_are_explained():
-    defaults = Batch.__init__.__kwdefaults__ | Batch._describe.__kwdefaults__
-    assert set(BatchOptions.__annotations__) == set(defaults)
+    assert set(BatchOptions.__annotations__) == {*Batch.__init__.__kwdefaults__, *DEFAULTS}
     for name in BatchOptions.__annotations__:
         assert name in cp.Objective.forward.__doc__
 
@@ -68,7 +68,7 @@ def test_options_are_the_arguments_of_a_batch_and_are_explained():
 @pytest.mark.parametrize("pairing", [None, "one_way", {"views": "one_way"}])
 def test_arguments_at_their_defaults_make_the_same_batch(pairing):
     z = [*embeddings()[:2]]
-    short, full = Batch(z, pairing=pairing), Batch(z, pairing=pairing, **Batch._describe.__kwdefaults__)
+    short, full = Batch(z, pairing=pairing), Batch(z, pairing=pairing, **DEFAULTS)
     written = {name for name in vars(full) if name not in ("raw", "scores", "_gathered")}
     assert {"ids", "rules", "hardness", "empty", "guide", "engine"} <= written
     assert {name: getattr(short, name) for name in written} == {name: getattr(full, name) for name in written}
