@@ -119,17 +119,6 @@ def before(seam: Seam) -> None:
     steps.watch.start()
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise an error for options that would have no effect, or would only fail at the end."""
-    for name in ("verify", "counts", "report", "start"):
-        if getattr(args, name):
-            raise SeamError(f"--{name}: auto replaces nothing; give it to the command that auto prints")
-    if args.steps is not None and args.steps < 1:
-        raise SeamError(f"--steps {args.steps}: expected the number of contrastive steps to watch, 1 or more")
-    if args.json is not None and not args.json.resolve().parent.is_dir():
-        raise SeamError(f"--json {args.json}: its folder does not exist")
-
-
 def run_and_conclude(
     host: Host, args: argparse.Namespace, script: Script, arguments: Sequence[str], words: Sequence[str]
 ) -> int:

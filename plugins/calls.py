@@ -25,8 +25,8 @@ HOW = (
     "site, or gradient, by which they are told from negatives"
 )
 OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
-_BINARY = ("logsigmoid",)
-_SUMS = ("logsumexp", "log_softmax", "softmax", "exp")
+_BINARY = "logsigmoid"
+_SUMS = ("logsumexp", "log_softmax", _BINARY, "softmax", "exp")
 _IF_WRONG = (
     "What --positives or --own says is not so, or the host adds another term to these logits, or changes its loss in "
     "the course of the training: `counterpoint inject auto` says what it computes. --allow-drift trains on regardless."
@@ -128,7 +128,7 @@ def replace_losses(calls: Calls, known: bool) -> None:
     put(calls.seam, nn.functional, "cross_entropy", _labeled(calls, nn.functional.cross_entropy, known))
     put(calls.seam, nn.functional, "nll_loss", _labeled(calls, nn.functional.nll_loss, known, log_softmaxes))
     named_ = any(positives is not None for positives in calls.sites.values())
-    for name in (*_SUMS, *_BINARY) if named_ else (*_SUMS[:2], *_BINARY):
+    for name in _SUMS if named_ else _SUMS[:3]:
         for owner in OWNERS:
             if hasattr(owner, name):
                 put(calls.seam, owner, name, _unlabeled(calls, getattr(owner, name), name, known, log_softmaxes))
@@ -197,33 +197,33 @@ def _unlabeled(
         if not isinstance(input, Tensor) or not input.requires_grad:
             return original(input, *args, **kwargs)
         frame = caller()
+        site, where = calls.place(frame)
         if needs_positives:
-            file, (site, where) = frame.f_code.co_filename, calls.place(frame)
             if site is not None:
                 calls.unlabeled[where] = name
-            if name != "log_softmax" or is_own(frame) or not any(is_file(file, end) for end in files):
+            known_file = any(is_file(frame.f_code.co_filename, end) for end in files)
+            if name != "log_softmax" or is_own(frame) or not known_file:
                 return original(input, *args, **kwargs)
             pending = Logits(calls.seam, None, where, OWN_LOSS, None)
             out = original(pending(input), *args, **kwargs)
             log_softmaxes[out] = pending, input
             return out
-        if calls.place(frame)[0] is None:
+        if site is None:
             return original(input, *args, **kwargs)
-        site, where = calls.site(frame, input)
-        assert site is not None
+        calls.seam.saw(where, f"logits {tuple(input.shape)}", replaced=True)
         text = calls.sites[site]
         if text is None:
             raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {HOW}")
         if input.dim() < 2:
             raise SeamError(f"logits: {where}: expected logits (..., anchors, keys), got {tuple(input.shape)}")
-        how: dict[str, Any] = {"keys": _dimension(args, kwargs, input) if name not in ("exp", *_BINARY) else -1}
+        how: dict[str, Any] = {"keys": _dimension(args, kwargs, input) if name not in ("exp", _BINARY) else -1}
         if calls.seam.options.get("way") == "columns":
             how["keys"] = -2
         positives, how["targets"] = positives_of(text, frame, input.movedim(how["keys"], -1))
         how["deduced"] = positives is None
         own = "infonce:t=host"
         how["apart"] = known and name == "logsumexp"
-        if name in _BINARY:
+        if name == _BINARY:
             if world_size() > 1:
                 raise SeamError(
                     f"logits: {where}: with several processes, binary logits come in parts. Name the function of the "

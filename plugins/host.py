@@ -175,13 +175,10 @@ class Seam:
         calls = (self.replaced if replaced else self.seen).setdefault(place, {})
         calls[shape] = calls.get(shape, 0) + 1
 
-    def left_out(self) -> list[str]:
-        """Return the places that were left alone and called with the same shapes, as often, as a replaced one."""
-        return [place for place, calls in self.seen.items() if calls in self.replaced.values()]
-
     def raise_if_half(self) -> None:
         """Raise an error if a part of the host's loss was left alone, unless that is meant."""
-        if not self.options.get("only") and (left := self.left_out()):
+        left = [place for place, calls in self.seen.items() if calls in self.replaced.values()]
+        if left and not self.options.get("only"):
             raise HalfError(
                 f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
                 "often. Name it, too (--site), or say --only if the host's own loss is meant to stay there."

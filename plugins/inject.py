@@ -115,10 +115,6 @@ def command(args: argparse.Namespace) -> int:
         is_fork = args.force or (args.shims or "").startswith(f"{args.host}:")
         host = registry.find(args.host, path.path.resolve().parent, is_fork)
         check(args, host)
-        if host.name == "auto":
-            from . import auto
-
-            auto.check(args)
     except (SeamError, ValueError) as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         return SeamError.code
@@ -195,12 +191,18 @@ def check(args: argparse.Namespace, host: Host) -> None:
         if getattr(args, name) is not None and name not in host.options:
             have = [other for other in registry.names() if name in registry.load(other).options]
             raise SeamError(f"--{name.replace('_', '-')}: {host.name} has no such option, but {', '.join(have)}")
-    for name in ("counts", "report"):
+    for name in ("counts", "report", "json"):
         if (file := getattr(args, name)) is not None and not file.resolve().parent.is_dir():
             raise SeamError(f"--{name} {file}: its folder does not exist")
-    for name, expected in (("verify", "the number of steps to compare"), ("start", "the number of calls so far")):
-        if getattr(args, name) < 0:
-            raise SeamError(f"--{name} {getattr(args, name)}: expected {expected}, 0 or more")
+    numbers = {"verify": "steps to compare", "start": "calls so far", "steps": "contrastive steps to watch"}
+    for name, what in numbers.items():
+        least = 1 if name == "steps" else 0
+        if (value := getattr(args, name)) is not None and value < least:
+            raise SeamError(f"--{name} {value}: expected the number of {what}, {least} or more")
+    if host.name == "auto":
+        for name in ("verify", "counts", "report", "start"):
+            if getattr(args, name):
+                raise SeamError(f"--{name}: auto replaces nothing; give it to the command that auto prints")
     if args.shims is not None:
         if args.no_shims:
             raise SeamError("--shims and --no-shims exclude each other")

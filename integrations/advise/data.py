@@ -16,7 +16,6 @@ from .settings import Settings
 
 VIEWS = 4  # of each image
 UNKNOWN = -1
-SAMPLES = ("views", "ids", "negatives", "negative_ids", "batches", "numbers")  # with a row per sample
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,8 @@ class Pairs:
         if len(self) <= count:
             return self
         rows = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count]
-        parts = {name: getattr(self, name) for name in SAMPLES}
-        return replace(self, **{name: part[rows] for name, part in parts.items() if part is not None})
+        parts: dict[str, Any] = {k: v[rows] for k, v in vars(self).items() if isinstance(v, Tensor) and k != "x"}
+        return replace(self, **parts)
 
 
 def from_arrays(

@@ -131,7 +131,7 @@ def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:
     x, soft = _matrix(sink.x.detach().double()), _matrix(targets)
     positives = torch.zeros_like(soft, dtype=torch.bool).scatter(1, soft.argmax(1, keepdim=True), True)
     value = float(-(x.log_softmax(1) * soft).sum(1).mean())
-    return Form("infonce", "rows", positives, torch.ones_like(positives), value, error, error, [])
+    return Form("infonce", "rows", positives, torch.ones_like(positives), value, error, [])
 
 
 def _with_targets(finding: Finding, soft: Mapping[str, tuple[Tensor, float]]) -> Finding:

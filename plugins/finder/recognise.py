@@ -49,7 +49,6 @@ class Form:
         used: the entries that are in the loss.
         value: the mean over anchors.
         error: largest difference of the gradients, relative to the largest entry.
-        by_row: the same with a weight for each anchor.
         rivals: other forms that fit as well.
     """
 
@@ -59,7 +58,6 @@ class Form:
     used: Tensor
     value: float
     error: float
-    by_row: float
     rivals: list[Form]
 
 
@@ -92,7 +90,10 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
         rows &= known | (largest > 1e-3 * tolerance * weights[known].max())
     if not bool(known[rows].all()):
         return None
-    return _best(x[rows], gradient[rows], positives, used, rows, way, tolerance)
+    pos, y = positives[rows], x[rows].masked_fill(~used[rows], -torch.inf)
+    names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
+    losses = {name: lambda y, of=OURS[name]: of.from_logits(y, pos) for name in names}
+    return _choose(losses, y, gradient[rows], (way, positives, used), tolerance)
 
 
 def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tensor:
@@ -103,15 +104,6 @@ def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tens
     typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(-1, keepdim=True).values
     negatives = (ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs()
     return used & ~negatives & ~((y <= -UNDERFLOW) & (gradient * typical >= 0))
-
-
-def _best(
-    x: Tensor, gradient: Tensor, positives: Tensor, used: Tensor, rows: Tensor, way: str, tolerance: float
-) -> Form | None:
-    pos, y = positives[rows], x.masked_fill(~used[rows], -torch.inf)
-    names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
-    losses = {name: lambda y, of=OURS[name]: of.from_logits(y, pos) for name in names}
-    return _choose(losses, y, gradient, (way, positives, used), tolerance)
 
 
 def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
@@ -168,17 +160,16 @@ def _choose(
     tolerance: float,
 ) -> Form | None:
     """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries."""
-    forms = []
+    fitting = []
     for name, loss in losses.items():
         value, expected = differentiate(loss, x)
         error, by_row = (max(digits(value), FEWEST) * each for each in fit(gradient, expected))
-        forms.append(Form(name, *how, value, error, by_row, []))
-    close = (form for form in forms if form.error <= tolerance or (form.by_row <= tolerance and form.error <= UNEVEN))
-    fitting = sorted(close, key=lambda form: form.error)
+        if error <= tolerance or (by_row <= tolerance and error <= UNEVEN):
+            fitting.append(Form(name, *how, value, error, []))
     if not fitting:
         return None
-    best = fitting[0]
-    best.rivals = [form for form in fitting[1:] if form.error <= 30 * best.error]
+    best, *others = sorted(fitting, key=lambda form: form.error)
+    best.rivals = [form for form in others if form.error <= 30 * best.error]
     return best
 
 

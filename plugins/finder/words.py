@@ -1,5 +1,6 @@
 """Describe the findings: in words and as commands."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -76,7 +77,7 @@ def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
         scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
         return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:
-        return ["--objective", objective] if objective else _objective(first, "host")
+        return objective_of(objective, first, "host")
     if "bias" in first:  # a scale and a bias are measured together
         return objective_of(objective, first)
     return ["--scale", first["scale_variable"] or f"{first['scale']:.6g}", *objective_of(objective, first)]
@@ -86,15 +87,9 @@ def _changes(loss: Finding) -> bool:
     return bool(max(loss["scales"]) - min(loss["scales"]) > 1e-3 * abs(loss["scale"]))
 
 
-def objective_of(objective: str | None, loss: Finding) -> list[str]:
-    return ["--objective", objective] if objective else _objective(loss, host_temperature(loss))
-
-
-def _objective(loss: Finding, t: str) -> list[str]:
-    form, name = str(loss["form"]), "hcl" if loss.get("normalized") else "infonce"
-    if form.startswith(("infonce", "siglip")):
-        form = form.replace("infonce", name).replace("siglip", name)
-    return ["--objective", spec_of(form, loss, t)]
+def objective_of(objective: str | None, loss: Finding, t: str | None = None) -> list[str]:
+    form = re.sub("^(infonce|siglip)", "hcl" if loss.get("normalized") else "infonce", str(loss["form"]))
+    return ["--objective", objective or spec_of(form, loss, host_temperature(loss) if t is None else t)]
 
 
 def host_temperature(loss: Finding) -> str:
