@@ -227,6 +227,7 @@ print(cp.objective("arcl(mine:t=0.1)"), versions().get("COUNTERPOINT_IMPORT"))
 """
     assert fresh(code) == "arcl(mine:t=0.1) mine"
     monkeypatch.setenv("COUNTERPOINT_IMPORT", "yours")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # which gets this folder
     with pytest.raises(cp.SpecError, match="No module named 'yours'"):
         cp.objective("mine")
 

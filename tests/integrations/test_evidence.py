@@ -46,7 +46,7 @@ def test_what_an_objective_shows_about_itself(planted, capsys):
 
 def test_advice_cites_the_nearest_dose(planted):
     measured = {
-        "duplicates": {"cosine": 0.95, "share": 0.0},
+        "duplicates": {"cosine": 0.95, "share": 0.0, "equal": 0},
         "wrong_positives": {"share": 0.0, "low": 0.0, "high": 0.01},
         "false_negatives": {"share": 0.22, "low": 0.2, "high": 0.24, "known": 1000},
     }
