@@ -201,7 +201,7 @@ def _tensorboard(metric: Metric, written: Written) -> Values:
 
 
 def _text(metric: Metric, written: Written) -> Values:
-    """Return the matches in a file, or in what the script has printed."""
+    """Return the matches in a file, or in the output of the script."""
     if metric.kind == "output":
         return _numbered(printed(metric, written.log)[: written.most], f"nothing in {written.log} matches")
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")

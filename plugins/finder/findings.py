@@ -31,7 +31,7 @@ _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 def judge(watch: Watch, root: Tensor) -> list[Finding]:
     """Return the contrastive losses that ``root`` is computed from."""
     labeled = [sink for sink in watch.sinks if sink.labels is not None]
-    # what has the logits of a cross entropy that was judged, or leads to these, is the same loss
+    # a sink with the logits of a judged cross entropy, or on the way to them, is the same loss
     judged, nodes = {id(sink.x) for sink in labeled}, {node for sink in labeled for node in sink.walk.nodes}
     others = [s for s in watch.sinks if s.labels is None and id(s.x) not in judged]
     others = [s for s in others if s.edge is None or s.edge.node not in nodes]
