@@ -102,11 +102,10 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     options = {k: v for k, v in sink.options.items() if v is not None and v != _DEFAULTS.get(k)}
     x, labels = sink.x.detach().double(), sink.labels.detach()
     if x.dim() > 2:
-        x, labels = x.movedim(1, -1).flatten(0, -2), labels.flatten()
+        x = x.movedim(1, -1).flatten(0, -2)
+        labels = labels.movedim(1, -1).flatten(0, -2) if labels.is_floating_point() else labels.flatten()
     finding |= {"ours": False, "form": "infonce", "in_denominator": True, "reduction": options.get("reduction", "mean")}
     finding |= {"site_has_labels": sink.replaceable, "masked": float((x <= MASKED).double().mean()), "_logits": x}
-    if labels.is_floating_point():
-        labels = labels.movedim(1, -1).flatten(0, -2) if sink.labels.dim() > 2 else sink.labels.detach()
     ignore = int(options.get("ignore_index", -100))
     targets = targets_of(labels, x, options.pop("label_smoothing", 0.0), ignore)
     if labels.is_floating_point():

@@ -174,6 +174,28 @@ def test_auto_names_targets_that_are_ones_and_zeros_up_to_the_precision_of_the_s
     assert [*TARGETS] == found.data["commands"][0][7:9]
 
 
+SEVERAL_POSITIONS = """
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+layer = torch.nn.Linear(5, 4)
+x, y = torch.randn(2, 6, 2, 5)
+targets = torch.softmax(3 * torch.randn(6, 6, 2), 1)
+for _ in range(4):
+    a, b = F.normalize(layer(x), dim=-1), F.normalize(layer(y), dim=-1)
+    F.cross_entropy(torch.einsum("ipd,jpd->ijp", a, b) / 0.2, targets).backward()
+"""
+
+
+def test_auto_judges_cross_entropy_of_several_positions_with_soft_targets(find):
+    found = find(SEVERAL_POSITIONS)
+    assert found.data["errors"] == []
+    (loss,) = found.losses
+    assert (loss["form"], loss["ours"], loss["logits"]) == ("infonce", True, [6, 6, 2]), found.err
+    assert loss["positives"].startswith("soft targets")
+
+
 def test_auto_prints_no_command_that_is_refused_for_a_learned_scale(find):
     found = find(by_hand("(torch.logsumexp(X, 1) - (T * X).sum(1)).mean()"))
     torch.set_default_dtype(torch.float32)
