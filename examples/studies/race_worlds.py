@@ -9,7 +9,7 @@ nDCG@10 of retrieving training questions of the intent.
 The study resumes where it stopped: the race keeps its runs; a finished world is a line of OUT/race_worlds.jsonl.
 
 examples:
-  COUNTERPOINT_DATA=... python examples/studies/race_worlds.py           half an hour on one core
+  COUNTERPOINT_DATA=... python examples/studies/race_worlds.py           an hour on one core
   python examples/studies/race_worlds.py --report       adds finished worlds to docs/race_worlds/small.jsonl, and
                                                         writes the table of docs/guides/race.md
 """
@@ -54,7 +54,6 @@ def run(words: Sequence[str], folder: Path) -> str:
 def race(world: str, folder: Path, script: Sequence[str]) -> dict[str, Any]:
     """Return the result of the race."""
     flags = ["--metric", "json:results.json:validation", "--confirm-metric", "json:results.json:test", "--json"]
-    flags += ["--tune-seeds", "1", "--budget", "12"]  # as few as the table's cost assumes
     flags += ["--steps-flag", "--steps", "--seed-flag", "--seed", "--seeds", str(RACE_SEEDS), "--name", world]
     found: dict[str, Any] = json.loads(run([COUNTERPOINT, "race", "auto", *flags, "--", *script], folder))
     return found
