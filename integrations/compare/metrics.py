@@ -6,12 +6,12 @@ import argparse
 import csv
 import json
 import re
-import runpy
 import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -237,9 +237,13 @@ def _script(metric: Metric, written: Written) -> object:
 def function(metric: Metric) -> Callable[[Path | ModuleType], object]:
     """Return the function that a metric calls; its file may import its neighbours."""
     file = Path(metric.place)
+    spec = util.spec_from_file_location(f"_counterpoint_metric_{file.stem}", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
     sys.path.append(str(file.parent))
-    names = runpy.run_path(str(file), run_name=f"_counterpoint_metric_{file.stem}")
-    functions = {name: value for name, value in names.items() if callable(value)}
+    spec.loader.exec_module(module)
+    functions = {name: value for name, value in vars(module).items() if callable(value)}
     check_known(f"{file} has no function", metric.what, functions)
     return functions[metric.what]  # type: ignore[no-any-return]
 
