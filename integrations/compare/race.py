@@ -83,7 +83,7 @@ class Race(Comparison):
             if all(run.done for run in more):
                 rival, runs = arm, [*runs, *more]
                 break
-            print_line(f"{arm.text} has failed at the whole length; the next best is compared instead")
+            print_line(f"{arm.text} has failed at the whole length")
             winner = tuned
         label = f"{tuned.text}, {LONGER:g} x steps"
         if self.flag and len(own) < 2:  # more would cost more than a winner's confirmation

@@ -50,7 +50,7 @@ _MOVES = words(
     Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Mean Logsumexp
     """
 )
-_set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # torch 2.6 has it
+_set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # new in torch 2.6
 _LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
 _NORMS = frozenset(("LinalgVectorNorm", "Norm"))
 _BELOW_A_NORM = words("Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow")

@@ -134,7 +134,7 @@ def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, tmp_pat
     assert raced.run() == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
-    (failed,) = re.findall("(hcl:beta=1.*) has failed at the whole length; the next best is compared", shown.err)
+    (failed,) = re.findall("(hcl:beta=1.*) has failed at the whole length", shown.err)
     assert [one["seed"] for one in asked if one["objective"] == failed and not one.get("purpose")] == [0, 1]
     if gains[1] > 0:
         assert found["winner"].startswith("dcl:prior=0.1")
