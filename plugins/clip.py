@@ -12,6 +12,7 @@ and keeps its gradient; the temperature ``t=host`` is one over it. By hand, in p
     loss = loss_fn(image_features, text_features, logit_scale)
 """
 
+from dataclasses import replace
 from functools import partial
 
 from torch import Tensor, nn
@@ -22,7 +23,6 @@ from counterpoint.objective import Objective, as_objective
 from counterpoint.values import at_scale
 
 from . import logits
-from .host import Host
 
 SITES = {
     "open_clip/loss.py:ClipLoss.forward": None,
@@ -78,18 +78,15 @@ class ContrastiveLoss(nn.Module):
         return {"contrastive_loss": loss} if output_dict else loss
 
 
-HOST = Host(
+HOST = replace(  # what such logits cannot do is the same
+    logits.HOST,
     name="clip",
     title="open_clip (mlfoundations/open_clip), SLIP (facebookresearch/SLIP), transformers' CLIP and its relatives",
     seam="both calls of cross entropy in ClipLoss.forward (open_clip), CLIPLoss.forward (SLIP) and contrastive_loss "
     "(transformers)",
     tensors="logits (B, B), cosines times a learned scale; of all processes' embeddings if the script gathers them; "
     "the positive is on the diagonal and in the denominator",
-    spec="infonce:t=host",
     tested="open_clip and SLIP of November 2026, transformers 5.23, torch 2.15",
-    max_views=1,
-    views="logits do not say which columns are views of one sample",
-    inputs="there are only logits",
     options=("scale",),
     hint="t=host is the script's learned temperature. SigLIP and CoCa's caption loss are left alone.",
     sites=SITES,

@@ -253,8 +253,8 @@ def explain(host: Host) -> str:
         f"  views      {views}",
         *([f"  hint       {host.hint}"] if host.hint else []),
         f"  tested     {host.tested}",
+        *(f"  shim       {shim.name}: {shim.why}" for shim in host.shims),
     ]
-    lines += [f"  shim       {shim.name}: {shim.why}" for shim in host.shims]
     return "\n".join(lines)
 
 

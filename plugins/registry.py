@@ -40,13 +40,10 @@ def load(name: str) -> Host:
     from .host import SeamError
 
     check(name, SeamError)
-    host: Host
     if name in BUILT_IN:
-        host = importlib.import_module(f"{__package__}.{name}").HOST
-    else:
-        (entry, *_) = metadata.entry_points(group=GROUP, name=name)
-        host = entry.load()
-    return host
+        return importlib.import_module(f"{__package__}.{name}").HOST  # type: ignore[no-any-return]
+    (entry, *_) = metadata.entry_points(group=GROUP, name=name)
+    return entry.load()  # type: ignore[no-any-return]
 
 
 def find(name: str, folder: Path, force: bool = False) -> Host:

@@ -220,10 +220,15 @@ class ContrastiveLoss(nn.Module):
         **extra: Any,
     ) -> Tensor:
         """Compute the loss; ``extra`` are further arguments of ``Objective.forward``."""
-        views, options = self._views(embeddings)
-        if "negatives" in options:
-            options["negatives"] = options["negatives"]._replace(ids=hard_ids, guide=hard_guide)
-        options |= {"gather": self.gather_across_devices, **extra}
+        views, hard = self._split(embeddings)
+        options: dict[str, Any] = {"gather": self.gather_across_devices, **extra}
+        options |= {"false_negatives": self.rules, "empty": "zero"} if self.rules else {}
+        options |= {} if self.in_batch else {"in_batch": False}  # without hard negatives the objective refuses it
+        if hard:
+            own: dict[str, Any] = {"shared": self.shared_negatives, "own_log_weight": self.negative_weight}
+            options["negatives"] = Keys(torch.stack(hard, 1), hard_ids, guide=hard_guide, **own)
+        elif not self.shared_negatives:
+            raise ValueError("shared_negatives=False: needs hard negatives, a third column.")
         if self.labels is not None:
             if labels is None:
                 raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
@@ -239,17 +244,6 @@ class ContrastiveLoss(nn.Module):
     def _split(self, columns: list[T]) -> tuple[list[T], list[T]]:
         """Return the columns that are views, and those of hard negatives."""
         return (columns, []) if self.columns == "views" else (columns[:2], columns[2:])
-
-    def _views(self, embeddings: list[Tensor]) -> tuple[list[Tensor], dict[str, Any]]:
-        views, hard = self._split(embeddings)
-        options: dict[str, Any] = {"false_negatives": self.rules, "empty": "zero"} if self.rules else {}
-        if hard:
-            stacked = torch.stack(hard, 1)
-            options["negatives"] = Keys(stacked, shared=self.shared_negatives, own_log_weight=self.negative_weight)
-        elif not self.shared_negatives:
-            raise ValueError("shared_negatives=False: needs hard negatives, a third column.")
-        options |= {} if self.in_batch else {"in_batch": False}  # without hard negatives the objective refuses it
-        return views, options
 
     def get_config_dict(self) -> dict[str, Any]:
         """Return the settings of this loss for the model card."""

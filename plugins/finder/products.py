@@ -87,7 +87,8 @@ def _sum(name: str, elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *
     if any(not each.requires_grad and bool(((each == 0) | (each == 1)).all()) for each in pair):
         return None  # a mask selects entries
     factor = factor / x.shape[-1] if name == "mean" else factor
-    return *pair, _broadcast_kind(*pair), lambda a, b: factor * (a * b).sum(-1), False, factor
+    kind = "rows" if pair[0].shape == pair[1].shape else "matrix"
+    return *pair, kind, lambda a, b: factor * (a * b).sum(-1), False, factor
 
 
 def _number(node: Node) -> float | None:
@@ -118,7 +119,8 @@ def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
     if -dim > min(x.dim(), y.dim()):
         return None
     x, y = (z.movedim(dim, -1) for z in (x, y))
-    return x, y, _broadcast_kind(x, y), lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
+    kind = "rows" if x.shape == y.shape else "matrix"
+    return x, y, kind, lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
 
 
 def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
@@ -134,7 +136,3 @@ def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
         rows.append(x.permute(*outer, *inner).flatten(0, len(outer) - 1).flatten(1))
         shape += [x.shape[i] for i in outer]
     return *rows, "matrix", lambda a, b: (a @ b.mT).reshape(shape), False
-
-
-def _broadcast_kind(a: Tensor, b: Tensor) -> str:
-    return "rows" if a.shape == b.shape else "matrix"

@@ -73,7 +73,9 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
     x, g = s * scale, gradient * (1 / scale)
     form = _one_way(x, g, "rows", tolerance) or _one_way(x.T, g.T, "columns", tolerance)
     if form is None and s.shape[0] == s.shape[1] and bool((gradient.diagonal() != 0).all()):
-        return _both_ways(x, g, tolerance)
+        at = torch.eye(len(x), dtype=torch.bool, device=x.device)
+        ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in SINGLE}
+        return _choose(ways, x, g, ("both", at, torch.ones_like(at)), tolerance)
     return form
 
 
@@ -104,12 +106,6 @@ def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tens
     typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(-1, keepdim=True).values
     negatives = (ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs()
     return used & ~negatives & ~((y <= -UNDERFLOW) & (gradient * typical >= 0))
-
-
-def _both_ways(x: Tensor, gradient: Tensor, tolerance: float) -> Form | None:
-    at = torch.eye(len(x), dtype=torch.bool, device=x.device)
-    losses = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in SINGLE}
-    return _choose(losses, x, gradient, ("both", at, torch.ones_like(at)), tolerance)
 
 
 def of_scores(
@@ -207,9 +203,7 @@ def explaining(
 
 def layout(positives: Tensor) -> str:
     """Say where the positives are, in words, or "" if no simple rule holds."""
-    if not bool((positives.sum(1) == 1).all()):
-        return ""
-    return columns(positives.long().argmax(1))
+    return columns(positives.long().argmax(1)) if bool((positives.sum(1) == 1).all()) else ""
 
 
 def columns(labels: Tensor) -> str:

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from .products import Product
 
-_SeenProduct = TypedDict("_SeenProduct", {"site": str, "call": str, "a": list[int], "b": list[int]})
-
 _Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings that they are computed from
     "kind": str, "site": str, "file": str, "line": int, "function": str, "call": str, "logits": list[int],
-    "products": list[_SeenProduct], "processes": int, "told": dict[str, dict[str, Any]], "names": list[str],
+    "products": list[dict[str, Any]], "processes": int, "told": dict[str, dict[str, Any]], "names": list[str],
     "doubts": list[str], "_logits": Tensor, "_products": Sequence[Product],
 }, total=False)  # fmt: skip
 

@@ -51,8 +51,6 @@ _MOVES = words(
     """
 )
 _set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # new in torch 2.6
-_LOOKUPS = frozenset(("Index", "IndexSelect", "Gather"))
-_NORMS = frozenset(("LinalgVectorNorm", "Norm"))
 _BELOW_A_NORM = words("Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow")
 
 
@@ -304,7 +302,7 @@ class Watch(TorchFunctionMode):
                 (found.scalars if variable.numel() == 1 else found.parameters).append(variable)
             elif name in _MOVES or name in more:
                 above = [n for n, _ in node.next_functions if n is not None]
-                found.data |= name in _LOOKUPS
+                found.data |= name in ("Index", "IndexSelect", "Gather")  # lookups
                 found.normalized |= name in ("Div", "Mul") and any(_is_norm(n) for n in above)
                 todo += above
             else:
@@ -331,7 +329,7 @@ def _is_norm(node: Node) -> bool:
     """Whether a node of autograd computes the norm of rows, clamped or broadcast."""
     for _ in range(8):
         name = _name(node)
-        if name in _NORMS:
+        if name in ("LinalgVectorNorm", "Norm"):
             return True
         above = [n for n, _ in node.next_functions if n is not None]
         if name in ("Sqrt", "Rsqrt", "Pow") and above and _name(above[0]) in ("Sum", "ClampMin", "Add", "Expand"):
