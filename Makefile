@@ -42,7 +42,7 @@ docs: $(VENV)/ready
 	@echo "site/index.html; search needs a server: python -m http.server -d site"
 
 test: $(VENV)/ready lint
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(VENV)/ready
 	$(RUN) -m pytest -m slow

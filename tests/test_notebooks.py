@@ -19,11 +19,20 @@ NAMES = list(notebook_pages.FURTHER)
 HEAD = "# %%\n"
 
 
-@pytest.fixture(scope="module")
-def files():
+def executed(*names: str) -> dict[str, bytes]:
     for module in ("sentence_transformers", "torch_geometric", "lightly", "matplotlib"):
         pytest.importorskip(module)
-    return notebook_pages.files(notebook_pages.execute(notebook_pages.paths()))
+    return notebook_pages.files(notebook_pages.execute(path for path in notebook_pages.paths() if path.stem in names))
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return executed("graphcl_mutag", "look_into_a_batch")
+
+
+@pytest.fixture(scope="module")
+def files():
+    return executed(*NAMES)
 
 
 def outputs(files: dict[str, bytes], name: str) -> str:
@@ -34,6 +43,7 @@ def test_every_notebook_is_listed():
     assert sorted(path.stem for path in notebook_pages.FOLDER.glob("*.py")) == sorted(NAMES)
 
 
+@pytest.mark.slow
 def test_false_negatives(files):
     """The text under the table says that InfoNCE loses, and what repairs it."""
     rows = dict(re.findall(r"^(\S.*?)  +(\d+\.\d)\b", outputs(files, "false_negatives"), re.M))
@@ -45,14 +55,15 @@ def test_false_negatives(files):
 
 
 @pytest.mark.skipif(not notebook_pages.offline("graphcl_mutag"), reason="$COUNTERPOINT_DATA has no MUTAG")
-def test_graphcl(files):
-    text = outputs(files, "graphcl_mutag")
+def test_graphcl(quick):
+    text = outputs(quick, "graphcl_mutag")
     assert "188 graphs of 2 classes" in text
     accuracy = dict(re.findall(r"^(\S.*?)  +(\d+\.\d) ±", text, re.M))
     assert set(accuracy) == {"untrained encoder", "GraphCL (InfoNCE)", "ADNCE", "bag of nodes"}
     assert float(accuracy["bag of nodes"]) > 66.5  # the share of the larger class
 
 
+@pytest.mark.slow
 def test_simclr(files):
     text = outputs(files, "simclr_photos")
     accuracy = {name: float(value) for name, value in re.findall(r"^(\S.*?)  +(\d+\.\d)$", text, re.M)}
@@ -60,13 +71,14 @@ def test_simclr(files):
     assert {"simclr_photos_1.png", "simclr_photos_2.png"} <= set(files)
 
 
-def test_look_into_a_batch(files):
-    shares = re.findall(r"^(?:0\.\d+|1\.0) +(\d+\.\d)$", outputs(files, "look_into_a_batch"), re.M)
+def test_look_into_a_batch(quick):
+    shares = re.findall(r"^(?:0\.\d+|1\.0) +(\d+\.\d)$", outputs(quick, "look_into_a_batch"), re.M)
     assert len(shares) == 5
     assert sorted(shares, key=float) == shares  # the larger the temperature, the more negatives count
-    assert {"look_into_a_batch_1.png", "look_into_a_batch_2.png"} <= set(files)
+    assert {"look_into_a_batch_1.png", "look_into_a_batch_2.png"} <= set(quick)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_they_open_in_jupyter(files, name):
     import nbformat

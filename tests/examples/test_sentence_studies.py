@@ -54,9 +54,10 @@ def test_rows_differ_in_nothing_but_the_objective(name):
     ("name", "data", "rows", "columns"),
     [
         ("simcse_sts", "sentences.txt", ["SimCSE (InfoNCE)", "DCL"], ["average", *SEVEN]),
-        pytest.param("quick_thoughts", "book.txt", ["QT", "QT + DP"], ["MRPC", "STSB-test"], marks=pytest.mark.slow),
+        ("quick_thoughts", "book.txt", ["QT", "QT + DP"], ["MRPC", "STSB-test"]),
     ],
 )
+@pytest.mark.slow
 def test_a_study_chooses_by_dev_and_compares_on_test(world, bert, monkeypatch, capsys, name, data, rows, columns):
     study, shared, out = importlib.import_module(name), importlib.import_module("simcse_sts"), world / "out"
     words = ["--size", "smoke", "--data", data, "--model", str(bert), "--out", str(out)]

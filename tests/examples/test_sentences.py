@@ -13,10 +13,14 @@ from counterpoint.integrations import evidence
 pytest.importorskip("scipy")
 
 
+@pytest.fixture(scope="module")
+def finetuned_table():
+    return "\n".join(importlib.import_module("finetuned").report(ROOT / "docs" / "finetuned"))
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_what_fine_tuning_gained_is_in_the_rows(page):
-    study = importlib.import_module("finetuned")
-    table = "\n".join(study.report(ROOT / "docs" / "finetuned"))
+def test_what_fine_tuning_gained_is_in_the_rows(page, finetuned_table):
+    table = finetuned_table
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     mined = table.partition("| last two layers, mined batches")[2]
     labels, guide = re.search(

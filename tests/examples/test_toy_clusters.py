@@ -91,6 +91,7 @@ def test_report_claims_only_what_the_interval_allows(toy):
     assert f"b, against {PLAIN}: higher: hcl (by 2.0)." in text
 
 
+@pytest.mark.slow
 def test_quick_writes_pictures_and_results(toy, tmp_path, capsys):
     toy.main(["--quick", "--seed", "1000", "--out", str(tmp_path / "new" / "toy")])
     out = tmp_path / "new" / "toy"

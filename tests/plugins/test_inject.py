@@ -501,13 +501,13 @@ def test_a_package_that_brings_a_host_and_an_objective(tmp_path):
     def run(*options):
         return subprocess.run([*command, *options, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
 
-    done = run()
+    done = run("--verify", "3")
     plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "reached 3 times" in done.stderr
     losses = [[float(line) for line in found.stdout.split()] for found in (done, plain)]
     assert losses[0] == pytest.approx([2 * loss for loss in losses[1]], rel=1e-5)
-    assert "the gradient at the embeddings was that of the host's own loss in 3 of them" in run("--verify", "3").stderr
+    assert "the gradient at the embeddings was that of the host's own loss in 3 of them" in done.stderr
     assert "acme: Acme's training scripts" in run("--list").stdout
 
 
@@ -543,6 +543,7 @@ def test_spawned_processes_are_patched_and_counted(launch):
     assert "was that of the host's own loss in 2 of them" in found.err
 
 
+@pytest.mark.slow
 def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
     weighted = SPAWN.replace("torch.arange(4))", "torch.arange(4), weight=torch.ones(4))")
     found = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(weighted), script=weighted)

@@ -435,7 +435,7 @@ def step(model, criterion, views, **how) -> tuple[float, list[list[float]]]:
     return loss.item(), [p.grad.flatten().tolist() for p in model.parameters()]
 
 
-def one_of_two(rank: int, folder: str) -> None:
+def one_of_two(rank: int, folder: str | Path) -> None:
     """What each of the two processes does."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{folder}/meet", rank=rank, world_size=2)
@@ -463,9 +463,12 @@ def one_of_two(rank: int, folder: str) -> None:
 def two_processes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gloo")
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    code = [sys.executable, __file__]
-    running = [subprocess.Popen([*code, str(rank), str(folder)], env=env) for rank in range(2)]
-    assert [process.wait(timeout=PATIENCE) for process in running] == [0, 0]
+    other = subprocess.Popen([sys.executable, __file__, "1", str(folder)], env=env)
+    try:
+        one_of_two(0, folder)  # here, where lightly is imported already
+        assert other.wait(timeout=PATIENCE) == 0
+    finally:
+        other.kill()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -579,7 +579,7 @@ def gathered_step(bert, kind, spec: str, own: slice, parallel: bool, **more) -> 
     return loss.item(), [p.grad.flatten().tolist() for p in model.parameters() if p.grad is not None]
 
 
-def one_of_two(rank: int, bert: str, out: str) -> None:
+def one_of_two(rank: int, bert: str | Path, out: str | Path) -> None:
     """What each of the two processes does."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", f"file://{out}/meet", rank=rank, world_size=2)
@@ -603,9 +603,12 @@ def one_of_two(rank: int, bert: str, out: str) -> None:
 def two_processes(bert, tmp_path_factory):
     out = tmp_path_factory.mktemp("gloo")
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "support")}
-    command = [sys.executable, __file__]
-    running = [subprocess.Popen([*command, str(rank), str(bert), str(out)], env=env) for rank in range(2)]
-    assert [process.wait(timeout=PATIENCE) for process in running] == [0, 0]
+    other = subprocess.Popen([sys.executable, __file__, "1", str(bert), str(out)], env=env)
+    try:
+        one_of_two(0, bert, out)  # here, where sentence-transformers is imported already
+        assert other.wait(timeout=PATIENCE) == 0
+    finally:
+        other.kill()
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

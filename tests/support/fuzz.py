@@ -37,10 +37,10 @@ CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
     "objectives": (check_objective, CASES, 60),  # the check, its examples, and how many `make test` runs
     "joint": (check_joint, JOINT, 60),
     "matrices": (check_matrix, MATRICES, 60),
-    "compiled": (check_compiled, COMPILED, 12),
+    "compiled": (check_compiled, COMPILED, 8),
     "frozen": (check_frozen, FROZEN, 60),
     "emptied": (check_emptied, EMPTIED, 60),
-    "treated": (check_treated, TREATED, 60),
+    "treated": (check_treated, TREATED, 20),
     "wrong": (check_wrong, WRONG, 60),
     "texts": (check_text, TEXTS, 300),
     "data": (check_data, TREES, 200),

@@ -69,7 +69,7 @@ def test_each_query_is_what_it_is_alone(spec, engine, known):
 @pytest.mark.parametrize("spec", ["arcl(infonce:t=0.02)", "dro:radius=9"])
 def test_equal_documents_have_the_gradient_of_one(spec):
     """Rounding, and so the engine, decides which of them is the least similar positive, or the largest negative."""
-    for seed in range(8):
+    for seed in range(4):
         queries, documents = embeddings(seed)
         with torch.no_grad():
             documents[4] = documents[0]

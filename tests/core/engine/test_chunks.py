@@ -364,6 +364,7 @@ def test_chosen(kind, how, monkeypatch):
     seen = set()
     losses = cp.InfoNCE.losses
     monkeypatch.setattr(chunks, "CHUNK", 2**18)
+    monkeypatch.setattr(chunks, "EDGE", 64)
     monkeypatch.setattr(cp.InfoNCE, "losses", lambda self, scores: seen.add(type(scores.neg)) or losses(self, scores))
     z = torch.randn(2, 520, 4, requires_grad=True)
     cp.InfoNCE()(*z, **how)
@@ -374,6 +375,7 @@ def test_chosen_by_size(monkeypatch):
     seen = []
     losses = cp.InfoNCE.losses
     monkeypatch.setattr(chunks, "CHUNK", 2**18)
+    monkeypatch.setattr(chunks, "EDGE", 64)
     monkeypatch.setattr(
         cp.InfoNCE, "losses", lambda self, scores: seen.append(type(scores.neg)) or losses(self, scores)
     )

@@ -68,7 +68,11 @@ def test_a_benchmark_is_its_tasks():
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("Banking77Clasification", "'Banking77Classification'"), ("MTEB(eng,v2)", "'MTEB(eng, v2)'")]
+    ("name", "says"),
+    [
+        pytest.param("Banking77Clasification", "'Banking77Classification'", marks=pytest.mark.slow),
+        ("MTEB(eng,v2)", "'MTEB(eng, v2)'"),
+    ],
 )
 def test_unknown_names(bert, data, capsys, name, says):
     assert main(["eval", "mteb", str(bert), "--pooling", "cls", "--tasks", name]) == 2

@@ -529,7 +529,7 @@ VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, 
 REST = st.dictionaries(st.text(min_size=1).filter(lambda key: key not in REQUIRED), VALUES, max_size=3)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(REST, REST, st.text(min_size=1), st.text(min_size=1), st.integers(0, 9), st.integers(0, 9))
 def test_a_folder_for_each_cell(first, second, data1, data2, seed1, seed2):
     cells = [CELL | {"dataset": d, "seed": s} | r for d, s, r in ((data1, seed1, first), (data2, seed2, second))]
