@@ -56,6 +56,8 @@ PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9),
 class Comparison:
     """A comparison, checked with the plugins of the host."""
 
+    command = "compare"
+
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
         self.settings: Settings = arguments.settings
@@ -154,7 +156,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return flags.run_cells(run_script, cells, given, "compare", failed=True, **part)[0]
+        return flags.run_cells(run_script, cells, given, self.command, failed=True, **part)[0]
 
 
 def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:

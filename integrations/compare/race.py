@@ -48,6 +48,8 @@ HCL = ("hcl:beta=1,prior=0.1{t}", "hcl:beta=2,prior=0.1{t}")
 class Race(Comparison):
     """A race, checked with the plugins of the host."""
 
+    command = "race"
+
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
         given = arguments.settings

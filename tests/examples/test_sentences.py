@@ -12,6 +12,8 @@ from counterpoint.integrations import evidence
 
 pytest.importorskip("scipy")
 
+IDS = "known intents as ids"
+
 
 @pytest.fixture(scope="module")
 def finetuned_table():
@@ -22,18 +24,17 @@ def finetuned_table():
 def test_what_fine_tuning_gained_is_in_the_rows(page, finetuned_table):
     table = finetuned_table
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    mined = table.partition("| last two layers, mined batches")[2]
-    labels, guide = re.search(
-        r"mined negatives: labels (\+[\d.]+), a frozen guide (\+[\d.]+), HCL nothing", text
-    ).groups()
-    stands = r"^\| ([^|]+) \|[^|]*\|[^|]*\| ([+-][\d.]+) .*\| different, beyond the placebo \|$"
-    gains = dict(re.findall(stands, mined, re.M))
-    assert (gains["known intents as ids"], gains["guide, margin -.1"]) == (labels, guide)
-    assert "HCL" not in gains
-    found = re.search(r"in topical batches: labels (\+[\d.]+), twice the steps (\+[\d.]+)", text).groups()
-    whole = table.partition("| whole encoder, topical batches")[2].partition("\n\n")[0]
-    gains = dict(re.findall(r"^\| ([^|]+) \|[^|]*\|[^|]*\| ([+-][\d.]+) .*\| different \|$", whole, re.M))
-    assert (gains["known intents as ids"], gains["InfoNCE, twice the steps"]) == found
+    said = {
+        "mined": (
+            r"mined negatives: labels (\S+), a frozen guide (\S+), HCL (\S+);",
+            [IDS, "guide, margin -.1", "HCL"],
+        ),
+        "topical": (r"topical batches: labels (\S+), twice the steps (\S+)\. ", [IDS, "InfoNCE, twice the steps"]),
+    }
+    for batches, (sentence, rows) in said.items():
+        whole = table.partition(f"| whole encoder, {batches} batches")[2].partition("\n\n")[0]
+        gains = dict(re.findall(r"^\| ([^|]+) \|[^|]*\|[^|]*\| ([+-][\d.]+) .*\| different \|$", whole, re.M))
+        assert [gains[row] for row in rows] == list(re.search(sentence, text).groups())
     assert f"\n{table}\n" in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
