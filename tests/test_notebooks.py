@@ -19,20 +19,11 @@ NAMES = list(notebook_pages.FURTHER)
 HEAD = "# %%\n"
 
 
-def executed(*names: str) -> dict[str, bytes]:
-    for module in ("sentence_transformers", "torch_geometric", "lightly", "matplotlib"):
-        pytest.importorskip(module)
-    return notebook_pages.files(notebook_pages.execute(path for path in notebook_pages.paths() if path.stem in names))
-
-
-@pytest.fixture(scope="module")
-def quick():
-    return executed("graphcl_mutag", "look_into_a_batch")
-
-
 @pytest.fixture(scope="module")
 def files():
-    return executed(*NAMES)
+    for module in ("sentence_transformers", "torch_geometric", "lightly", "matplotlib"):
+        pytest.importorskip(module)
+    return notebook_pages.files(notebook_pages.execute(notebook_pages.paths()))
 
 
 def outputs(files: dict[str, bytes], name: str) -> str:
@@ -54,9 +45,10 @@ def test_false_negatives(files):
     assert "different" in outputs(files, "false_negatives")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not notebook_pages.offline("graphcl_mutag"), reason="$COUNTERPOINT_DATA has no MUTAG")
-def test_graphcl(quick):
-    text = outputs(quick, "graphcl_mutag")
+def test_graphcl(files):
+    text = outputs(files, "graphcl_mutag")
     assert "188 graphs of 2 classes" in text
     accuracy = dict(re.findall(r"^(\S.*?)  +(\d+\.\d) ±", text, re.M))
     assert set(accuracy) == {"untrained encoder", "GraphCL (InfoNCE)", "ADNCE", "bag of nodes"}
@@ -71,11 +63,15 @@ def test_simclr(files):
     assert {"simclr_photos_1.png", "simclr_photos_2.png"} <= set(files)
 
 
-def test_look_into_a_batch(quick):
-    shares = re.findall(r"^(?:0\.\d+|1\.0) +(\d+\.\d)$", outputs(quick, "look_into_a_batch"), re.M)
+def test_look_into_a_batch():
+    """The one that needs no framework, and so the quick one."""
+    pytest.importorskip("matplotlib")
+    name = "look_into_a_batch"
+    files = notebook_pages.files(notebook_pages.execute([notebook_pages.FOLDER / f"{name}.py"]))
+    shares = re.findall(r"^(?:0\.\d+|1\.0) +(\d+\.\d)$", outputs(files, name), re.M)
     assert len(shares) == 5
     assert sorted(shares, key=float) == shares  # the larger the temperature, the more negatives count
-    assert {"look_into_a_batch_1.png", "look_into_a_batch_2.png"} <= set(quick)
+    assert {f"{name}_1.png", f"{name}_2.png"} <= set(files)
 
 
 @pytest.mark.slow

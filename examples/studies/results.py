@@ -25,7 +25,7 @@ from statistics import mean
 from typing import Any
 
 import differences
-from graphcl_tu import ALL, GRAPHCL, OFFICIAL
+from graphcl_tu import ALL, GRAPHCL, OFFICIAL, TUNED
 from grids import AGAIN
 
 from counterpoint.integrations import report
@@ -63,6 +63,13 @@ STUDIES = {
         [GRAPHCL, ALL + GRAPHCL, OFFICIAL + GRAPHCL],
         "Does another loss train a better encoder of graphs?",
         "graphcl_tu.py --preset paper --jobs 2",
+    ),
+    "graph_power": Study(
+        "graph_power",
+        ["accuracy"],
+        [TUNED],
+        "And with enough seeds to find half a point?",
+        "graphcl_tu.py --power --datasets MUTAG --seeds 264 --out runs/graph_power",
     ),
     "simcse_sts": Study(
         "simcse_sts/test",

@@ -35,7 +35,10 @@ def test_infonce_on_bilinear_scores_is_curls_loss(curl):
         assert torch.allclose(ours, theirs, atol=1e-6)
 
 
-@pytest.mark.parametrize("words", [[], ["--objective", "adnce:t=learned(0.2) + 0.1*dp", "--scores", "cosine"]])
+@pytest.mark.parametrize(
+    "words",
+    [pytest.param([], marks=pytest.mark.slow), ["--objective", "adnce:t=learned(0.2) + 0.1*dp", "--scores", "cosine"]],
+)
 def test_it_trains_and_evaluates(curl, words, capsys):
     result = curl.main([*TINY, *words])
     assert result["updates"] == 5

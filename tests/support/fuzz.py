@@ -40,7 +40,7 @@ CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
     "compiled": (check_compiled, COMPILED, 8),
     "frozen": (check_frozen, FROZEN, 60),
     "emptied": (check_emptied, EMPTIED, 60),
-    "treated": (check_treated, TREATED, 20),
+    "treated": (check_treated, TREATED, 8),
     "wrong": (check_wrong, WRONG, 60),
     "texts": (check_text, TEXTS, 300),
     "data": (check_data, TREES, 200),
