@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import counterpoint as cp
 from counterpoint.checks import is_number
 
-from .. import report, store
+from .. import flags, report, store
 from ..report.statistics import Verdict
 from ..search.commands import FIRST_SEED
 from ..store.files import finite
-from ..store.progress import print_line
+from ..store.progress import duration, print_line
 from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
@@ -173,9 +173,12 @@ class Race(Comparison):
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
         texts = [arm.text for arm in new]
-        runs = [] if self.arms else self._train(texts[:1], short)
-        if runs and math.isnan(self._value(runs[0])):  # in all others too, the number may be missing
-            raise ValueError(f"the script's own loss gave no number: {runs[0].record.get('error', 'it is NaN')}")
+        if runs := [] if self.arms else self._train(texts[:1], short):
+            if math.isnan(self._value(runs[0])):  # in all others too, the number may be missing
+                raise ValueError(f"the script's own loss gave no number: {runs[0].record.get('error', 'it is NaN')}")
+            whole = SHARE * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
+            most = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds
+            print_line(f"all of it takes at most about {duration(most * whole)} if each step is as fast as in this one")
         runs += self._train(texts[len(runs) :], short)
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value

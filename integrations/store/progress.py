@@ -48,8 +48,12 @@ def left(start: float, done: int, total: int) -> str:
     seconds = time.monotonic() - start
     if seconds < LINE_AFTER or not 0 < done < total:
         return ""
-    rest = seconds / done * (total - done)
-    return f", about {rest:.0f} s left" if rest < 100 else f", about {rest / 60:.0f} min left"
+    return f", about {duration(seconds / done * (total - done))} left"
+
+
+def duration(seconds: float) -> str:
+    """Say how long something takes."""
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def print_line(line: str) -> None:

@@ -98,7 +98,8 @@ def stand_in(folder, score, asked, most=16, tune_seeds=1):
 
     raced = object.__new__(race.Race)
     settings = RaceSettings(objective=("host",), steps_flag="--steps", any_length=False)
-    raced.arguments = argparse.Namespace(seed=0, seeds=3, out=folder, json=True, settings=RaceSettings(budget=4))
+    given = {"seed": 0, "seeds": 3, "out": folder, "json": True, "jobs": 1, "on": "local"}
+    raced.arguments = argparse.Namespace(**given, settings=RaceSettings(budget=4))
     raced.settings, raced.own, raced.families = settings, "infonce:t=0.05", ["hcl:beta=1{t}"]
     raced.flag, raced.tune_seeds, raced.sign, raced.length = "--steps", tune_seeds, 1, 8.0
     raced.most, raced.arms = most, []
@@ -134,6 +135,7 @@ def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, tmp_pat
     assert raced.run() == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
+    assert shown.err.count("all of it takes at most about") == 1
     (failed,) = re.findall("(hcl:beta=1.*) has failed at the whole length", shown.err)
     assert [one["seed"] for one in asked if one["objective"] == failed and not one.get("purpose")] == [0, 1]
     if gains[1] > 0:
