@@ -63,7 +63,7 @@ class Usual:
 
 USUAL = {
     "graph": partial(Usual, "graph", ",denominator=negatives", epochs=10, folds=3, probe="knn"),
-    "image": partial(Usual, "image", "", backbone="conv4", channels=8, epochs=8, batch=128, probe=["knn"]),
+    "image": partial(Usual, "image", "", backbone="conv4", channels=8, epochs=6, batch=128, probe=["knn"]),
 }
 
 
