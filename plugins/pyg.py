@@ -76,7 +76,8 @@ class ContrastiveLoss(nn.Module):
         """
         if nodes is not None:
             views, common = common_nodes(views, nodes)
-            options = {k: v[..., common] if k in _PER_NODE and v is not None else v for k, v in options.items()}
+            last = max(int(n.max()) for n in nodes)
+            options = {k: _per_node(k, v, common, last) if k in _PER_NODE else v for k, v in options.items()}
         elif len({len(view) for view in views}) > 1:
             raise ValueError(
                 f"the views have {', '.join(str(len(view)) for view in views)} rows: pool with the number of graphs, "
@@ -86,6 +87,15 @@ class ContrastiveLoss(nn.Module):
 
     def extra_repr(self) -> str:
         return f"pairing={self.pairing!r}" if self.pairing else ""
+
+
+def _per_node(name: str, value: Any, common: Tensor, last: int) -> Any:
+    """Return the values of the common nodes; the objective refuses what has none."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    if value.shape[-1] <= last:
+        raise ValueError(f"{name}: expected a value per node of the graph, at least {last + 1}, got {value.shape[-1]}.")
+    return value[..., common]
 
 
 def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:

@@ -111,6 +111,24 @@ def test_first_of_a_nodes_rows_is_taken():
     assert view.flatten().tolist() == [1.0, 0.0]
 
 
+def test_values_per_node_of_the_graph():
+    """Values per row of a view would be those of other nodes."""
+    n1, n2 = torch.tensor([0, 1, 3, 4]), torch.tensor([0, 1, 2, 3, 5])
+    h1, h2 = torch.randn(4, 8), torch.randn(5, 8)
+    criterion = ContrastiveLoss("hcl:t=0.2")
+    prior = torch.rand(6) / 10
+    expected = cp.HCL(0.2)(h1[:3], h2[[0, 1, 3]], prior=prior[[0, 1, 3]])
+    assert torch.equal(criterion(h1, h2, nodes=(n1, n2), prior=prior), expected)
+    for one, error in ((0.02, TypeError), (torch.tensor(0.02), ValueError)):
+        with pytest.raises(error, match="prior: expected"):
+            criterion(h1, h2, nodes=(n1, n2), prior=one)
+    for rows in (3, 4, 5):
+        for name, value in (("ids", torch.arange(rows)), ("prior", torch.full((rows,), 0.02))):
+            error = f"{name}: expected a value per node of the graph, at least 6, got {rows}"
+            with pytest.raises(ValueError, match=error):
+                criterion(h1, h2, nodes=(n1, n2), **{name: value})
+
+
 def test_a_graph_that_lost_all_its_nodes():
     x, batch = torch.randn(6, 3), torch.tensor([0, 0, 1, 1, 2, 2])
     criterion = ContrastiveLoss("infonce")
