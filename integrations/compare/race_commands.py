@@ -2,9 +2,8 @@
 
 import argparse
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 
-from counterpoint.install import install
+from counterpoint.install import require
 
 from ..domain import setting
 from . import commands
@@ -71,8 +70,7 @@ def _check(arguments: argparse.Namespace) -> None:
             "--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps; without one, "
             f"--metric must be output:REGEX, to stop runs by the numbers that they print, got {settings.metric[0].text}"
         )
-    if missing := [package for package in ("optuna", "scipy") if find_spec(package) is None]:  # used after the search
-        raise ImportError(f"it needs {' and '.join(missing)}: {install('race')}")
+    require("it needs", "race", "optuna", "scipy")  # used after the search
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -26,10 +26,10 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
+from counterpoint.install import require
 from counterpoint.names import check_known
 
 from ..domain import check_whole
-from .frameworks import MISSING
 from .settings import CURL_TASKS
 
 ACTION_REPEAT = {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2}
@@ -74,8 +74,7 @@ def suite() -> ModuleType:
 
     Where that fails, tasks work without frames.
     """
-    if find_spec("dm_control") is None:
-        raise ImportError(MISSING)
+    require("control needs", "control", "dm_control")
     if "dm_control._render" not in sys.modules:
         if find_spec("triton") is not None:
             import triton  # noqa: F401  torch's optimizers load it; its LLVM crashes after a software renderer's

@@ -1,10 +1,5 @@
-"""Gymnasium and NumPy, imported first so that the error names the extra if one is missing."""
+"""Check that the packages of the extra are installed, also those that a run needs last; the error names the extra."""
 
-from counterpoint.install import install
+from counterpoint.install import require
 
-MISSING = f"control needs dm_control and Gymnasium: {install('control')}"
-try:
-    import gymnasium  # noqa: F401
-    import numpy  # noqa: F401
-except ImportError as error:
-    raise ImportError(MISSING) from error
+require("control needs", "control", "gymnasium", "numpy", "safetensors")

@@ -1,14 +1,10 @@
-"""PyTorch Geometric and scikit-learn, imported first so that the error names the extra if one is missing."""
+"""Check that the packages of the extra are installed, also those that a run needs last; the error names the extra."""
 
 import warnings
 
-from counterpoint.install import install
+from counterpoint.install import require
 
-try:
-    import sklearn  # noqa: F401
-
-    with warnings.catch_warnings():  # PyG calls an API that torch has deprecated
-        warnings.filterwarnings("ignore", category=FutureWarning)
-        import torch_geometric.nn  # noqa: F401
-except ImportError as error:
-    raise ImportError(f"graphs need PyTorch Geometric and scikit-learn: {install('graph')}") from error
+require("graphs need", "graph", "torch_geometric", "sklearn", "networkx", "safetensors")
+with warnings.catch_warnings():  # PyG calls an API that torch has deprecated
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    import torch_geometric.nn  # noqa: F401

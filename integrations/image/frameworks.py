@@ -1,12 +1,5 @@
-"""Import lightly, Lightning, torchvision and scikit-learn; if one is missing, the error names the extra to install."""
+"""Check that the packages of the extra are installed, also those that a run needs last; the error names the extra."""
 
-from counterpoint.install import install
+from counterpoint.install import require
 
-try:
-    import lightly.loss  # noqa: F401
-    import lightning  # noqa: F401
-    import sklearn  # noqa: F401
-    import torchvision  # noqa: F401
-except ImportError as error:
-    message = f"images need lightly, Lightning, torchvision and scikit-learn: {install('image')}"
-    raise ImportError(message) from error
+require("images need", "image", "lightly", "lightning", "torchvision", "sklearn", "safetensors")

@@ -67,4 +67,4 @@ def test_settings_need_no_framework():
 def test_a_missing_framework_names_the_extra():
     code = "import sys; sys.modules['gymnasium'] = None; from counterpoint.integrations.control import Control"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert f"ImportError: control needs dm_control and Gymnasium: {install('control')}" in done.stderr
+    assert f"ImportError: control needs gymnasium: {install('control')}" in done.stderr

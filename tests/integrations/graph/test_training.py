@@ -424,9 +424,11 @@ def test_the_adnce_preset_is_the_papers_table():
         assert recipe.settings == preset("graphcl", dataset).settings == {"augment": augment}
 
 
-def test_a_missing_framework_is_one_error_that_names_the_extra():
+@pytest.mark.parametrize("package", ["torch_geometric", "safetensors"])
+def test_a_missing_framework_is_one_error_that_names_the_extra(package, tmp_path):
+    """Also one that a run would need only when its training has ended."""
     code = (
-        "import sys; sys.modules['torch_geometric'] = None\n"
+        f"import sys; sys.modules[{package!r}] = None\n"
         "from counterpoint.integrations.command.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as stopped: assert not stopped.code\n"
@@ -434,9 +436,7 @@ def test_a_missing_framework_is_one_error_that_names_the_extra():
         "except SystemExit as stopped: assert not stopped.code\n"
         "sys.exit(main(['train', 'graph']))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.strip() == (
-        f"counterpoint train graph: graphs need PyTorch Geometric and scikit-learn: {install('graph')}"
-    )
+    assert done.stderr.strip() == f"counterpoint train graph: graphs need {package}: {install('graph')}"
     assert "train graph" in done.stdout
