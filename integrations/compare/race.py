@@ -286,7 +286,8 @@ def sentence(
     if winner == tuned:
         gained = "" if tuning is None else f": tuning gained {_interval(tuning, -1)}"
         other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
-        return f"nothing beats {own}{gained}{other}; {times}."
+        beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
+        return f"nothing {beats} {own}{gained}{other}; {times}."
     assert gain is not None
     said = f"{rival}: {_interval(gain)} over {own}; {times}."
     return said if better else f"nothing is shown to beat {own}; the best was {said}"

@@ -69,6 +69,10 @@ def test_says_what_is_shown_and_no_more():
     said = race.sentence("infonce:t=0.1", "hcl:prior=0.02", "infonce:t=0.1", rows, "", cost, better=False)
     other = r"the best other, hcl:prior=0.02, is \+3 \[.+?\] from it; the search cost 2 times"
     assert re.match(rf"nothing beats your loss at t=0.1: tuning gained \S+ \[.+?\]; {other}", said)
+    unsure = compare(base, {"hcl:prior=0.02": dict(enumerate([63.0, 58.5, 62.8])), "host": same})
+    said = race.sentence("infonce:t=0.1", "hcl:prior=0.02", "infonce:t=0.1", unsure, "", cost, better=False)
+    assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning gained ")
+    assert "; the best other, hcl:prior=0.02, is +1 [" in said
     said = race.sentence("host", "host", "host", {"host": None}, "", cost, better=False)
     assert said == "nothing beats your loss; the search cost 2 times tuning the temperature alone."
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "race"]
 INTERVAL = r"[+-][\d.e+-]+ \[-?[\d.e+-]+, -?[\d.e+-]+\]"
 SENTENCE = re.compile(
-    rf"(nothing beats your loss( at t=[\d.]+)?(: tuning gained {INTERVAL})?"
+    rf"(nothing (beats|is shown to beat) your loss( at t=[\d.]+)?(: tuning gained {INTERVAL})?"
     rf"(; the best other, .+, is {INTERVAL} from it)?|"
     rf"nothing is shown to beat your loss( at t=[\d.]+)?; the best was .+: {INTERVAL} over your loss.*|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
