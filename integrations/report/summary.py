@@ -157,7 +157,7 @@ def summarise(
     done = sorted((run for run in runs if run.done and not run.tuning), key=lambda run: str(run.path))
     if not done:
         if tuned := sum(run.tuning for run in runs):
-            raise ValueError(f"{tuned} of {len(runs)} runs are of counterpoint tune, {TUNED}, and no other is done.")
+            raise ValueError(f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}, and no other is done.")
         raise ValueError(f"none of the {len(runs)} runs is done." if runs else "no runs there.")
     known = list(dict.fromkeys(name for run in done for name in run.record["result"]))
     for name in metrics:
@@ -352,7 +352,7 @@ def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, flo
 
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
-        yield f"{tuned} of {len(runs)} runs are of counterpoint tune, {TUNED}."
+        yield f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}."
     if states := Counter(run.record["status"] for run in runs if not run.done and not run.tuning):
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         yield f"{states.total()} of {len(runs)} runs are left out: {counts}."

@@ -186,13 +186,13 @@ def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsy
     assert capsys.readouterr().out.count(found[0]["train"]) == 1
 
     assert main(["report", str(tmp_path)]) == 2  # none of these numbers is a result
-    assert "counterpoint tune" in capsys.readouterr().err
+    assert "of tune or race" in capsys.readouterr().err
     with pytest.raises(ValueError, match="not results"):
         report.summarise(store.find_runs(tmp_path))
     result = make(tmp_path, {("demo", found[0]["best"]): {0: 50.0, 1: 51.0}})
     summary = report.summarise(store.find_runs(tmp_path))
     assert [len(cell.values) for column in summary.columns for cell in column.cells.values()] == [len(result)]
-    assert summary.notes[0].startswith("4 of 6 runs are of counterpoint tune, ")
+    assert summary.notes[0].startswith("4 of 6 runs are of tune or race, ")
     assert main(["eval", "graph", str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
 
