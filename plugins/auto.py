@@ -153,7 +153,9 @@ def run_and_conclude(
     if failure is not None:
         for value, shim in () if args.shims or args.no_shims else dict(shims.curing(failure, home)).items():
             print(f"counterpoint: --shims {value} may help: {shim.name}, {shim.why}", file=sys.stderr)
-        print("counterpoint: the script ended with an error:", file=sys.stderr)
+        number = getattr(failure, "code", None)  # of SystemExit, which prints nothing else if it is a number
+        how = f"exit code {number}" if isinstance(number, int) else "an error:"
+        print(f"counterpoint: the script ended with {how}", file=sys.stderr)
         raise failure
     return code
 

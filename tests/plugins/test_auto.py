@@ -135,7 +135,11 @@ def test_a_script_that_fails(find, capsys):
         find(script)
     said = capsys.readouterr().err
     assert "1 contrastive loss" in said
-    assert "ended with an error" in said
+    assert "ended with an error:\n" in said
+    for end, how in (("2", "exit code 2\n"), ("'no data'", "an error:\n")):  # as argparse ends; with a reason
+        with pytest.raises(SystemExit):
+            find(f"raise SystemExit({end})")
+        assert f"the script ended with {how}" in capsys.readouterr().err
 
 
 def test_a_loss_that_is_only_measured_is_not_claimed(find):
