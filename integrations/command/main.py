@@ -15,7 +15,7 @@ from typing import Any
 import counterpoint
 from counterpoint.plugins.arguments import Parser
 
-from .table import COMMANDS
+from .table import COMMANDS, GROUPS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +123,7 @@ def build(name: str = "") -> argparse.ArgumentParser:
         group, _, last = full_name.rpartition(" ")
         if group not in tables:
             members = [other.partition(" ")[2] for other in COMMANDS if other.startswith(f"{group} ")]
-            subparser = tables[""].add_parser(group, help=", ".join(members), **style)
+            subparser = tables[""].add_parser(group, help=f"{GROUPS[group]}: {', '.join(members)}", **style)
             tables[group] = subparser.add_subparsers(title="commands", metavar="|".join(members), required=True)
         examples = "examples:\n" + "".join(f"  counterpoint {example}\n" for example in command.examples)
         words = {"help": command.help, "description": command.help, "epilog": examples}

@@ -35,6 +35,11 @@ class Command:
 
 
 SEARCH = "search the parameters of objectives for {}, on validation data"
+GROUPS = {
+    "train": "train an encoder of a domain, with any objective",
+    "tune": "find the settings of objectives, with equal budgets",
+    "eval": "evaluate an encoder",
+}
 # a name of two words is a command within a group, such as "train"
 COMMANDS = {
     "demo": Command(
