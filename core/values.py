@@ -98,6 +98,7 @@ def with_host_values(values: Values) -> Iterator[None]:
 
 def at_scale(scale: Value | None, bias: Value | None = None, every_bias: bool = False) -> AbstractContextManager[None]:
     """Let temperatures that come :class:`FromHost` be one over ``scale``, and biases, or every bias, ``bias``."""
+    scale, bias = (x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x for x in (scale, bias))
     values: Values = {} if scale is None else {"temperature": 1 / scale}
     if bias is not None:
         values |= {"bias": bias, "every bias": bias} if every_bias else {"bias": bias}

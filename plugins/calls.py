@@ -164,7 +164,9 @@ def _labeled(
             positives = positives if targets is None else columns_of(targets, **options)
             how = {"keys": keys, "options": options, "targets": targets}
             call = calls.logits(site, frame, where, input, positives, own, **how)
-            return original(input if call is None else call(input), *args, **kwargs)
+            if call is not None:
+                return call.returned(original(call(input), *args, **kwargs))
+            return original(input, *args, **kwargs)
         pending, taken = log_softmaxes.pop(input, (None, None))
         if taken is None:
             raise SeamError(
@@ -178,9 +180,11 @@ def _labeled(
                 f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
                 "as F.cross_entropy of the logits"
             )
+        out = original(input, *args, **kwargs)
         if call is not None:
             vars(pending).update(vars(call))
-        return original(input, *args, **kwargs)
+            pending.returned(out)
+        return out
 
     return loss
 

@@ -186,6 +186,7 @@ class Logits(Replaced):
         self.deduced, self.told = deduced, {{"labels": "classes"}.get(k, k): v for k, v in (told or {}).items()}
         self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
         self.apart, self.later, self.targets = apart, later, None if targets is None else widen(targets.detach())
+        self.arrived: Tensor | None = None  # at the losses of the anchors, if the host weights these by itself
 
     @property
     def known(self) -> bool:  # type: ignore[override]
@@ -195,6 +196,12 @@ class Logits(Replaced):
     def learned(self) -> list[Tensor]:  # type: ignore[override]
         """The host's scale and bias, as far as they are tensors."""
         return [x for x in self.options.values() if isinstance(x, Tensor)]
+
+    def returned(self, loss: Tensor) -> Tensor:
+        """Return what the host's call returns; of the loss of each anchor, keep what arrives there as its weight."""
+        if loss.dim() and loss.requires_grad:
+            loss.register_hook(lambda g: setattr(self, "arrived", widen(g.detach())))
+        return loss
 
     def hook(self, logits: Tensor) -> None:
         """Replace the whole gradient of these logits, other uses by the host included.
@@ -220,7 +227,8 @@ class Logits(Replaced):
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         gradient, x = widen(self._oriented(g[0])), widen(self._oriented(tensors[0]))
         if self.deduced:
-            self.positives = positives_by_gradient(self._scaled(x), gradient, LOGITS[dtype])
+            exponents = self._scaled(x)
+            self.positives = gradient < 0 if self.both else positives_by_gradient(exponents, gradient, LOGITS[dtype])
             # a positive of probability one has no gradient
             self.positives |= torch.zeros_like(self.positives).scatter(-1, x.argmax(-1, keepdim=True), True) & (
                 ~self.positives.any(-1, keepdim=True)
@@ -289,6 +297,9 @@ class Logits(Replaced):
         if self.both and x.shape[-2] != x.shape[-1]:
             raise SeamError(f"{self.where}: --way both: expected as many rows as columns, got {tuple(x.shape)}")
         own, ones, tried = own_loss(self.own), torch.ones_like(g[..., 0]), []
+        if self.arrived is not None and not bool((self.arrived == self.arrived.flatten()[0]).all()):
+            ones = self.arrived
+            self.seam.notes[f"{self.where}, anchors"] = "they keep the weights that the script gives their losses"
         largest = float(x.masked_fill(x <= MASKED, 0.0).abs().max())
         allowed = LOGITS[dtype] + torch.finfo(dtype).eps * self.later * largest
         smallest = 2 * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
@@ -299,7 +310,7 @@ class Logits(Replaced):
 
         if self.own == CROSS_ENTROPY and not (self.both or self.apart or self.flipped is not None):
             targets = self._are_positives(g).to(g.dtype) if self.targets is None else self.targets
-            expected = torch.softmax(x, -1) * targets.sum(-1, keepdim=True) - targets
+            expected = ones.unsqueeze(-1) * (torch.softmax(x, -1) * targets.sum(-1, keepdim=True) - targets)
             weight = _weight(g, expected)
             error = float((g - weight * expected).abs().max() / g.abs().max())
             if error <= allowed and not bool(missing(weight * expected, expected).any()):
@@ -309,7 +320,7 @@ class Logits(Replaced):
         def expected_of(y: Tensor) -> tuple[float, Tensor]:
             leaves = [y.detach().requires_grad_(), *(each.detach() for each in self.learned)]
             value = self._loss(own, leaves, positives, ones)
-            return float(value.detach()) / ones.numel(), torch.autograd.grad(value, leaves[:1])[0]
+            return float(value.detach() / ones.abs().sum()), torch.autograd.grad(value, leaves[:1])[0]
 
         whole = expected_of(x)
         without = missing(_weight(g, whole[1]) * whole[1], whole[1])
@@ -327,7 +338,7 @@ class Logits(Replaced):
                 error = float((g - weights.unsqueeze(-1) * expected).abs().max() / g.abs().max())
                 # of two that fit, that without the zeros
                 worse = ROUNDING[dtype] / 10 * (ignores + (bool(some) and rows is not counted))
-                tried.append((error + worse if error == error else torch.inf, digits(value) * error, weights, y))
+                tried.append((error + worse if error == error else torch.inf, digits(value) * error, weights * ones, y))
         _, error, weights, y = min(tried, key=lambda each: each[0])
         self.conclude(error, dtype, allowed)
         return weights, y

@@ -22,6 +22,7 @@ from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -29,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from counterpoint.names import no_script
 
 from . import registry, shims
-from .host import OWN_LOSS, PATIENCE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
+from .host import OWN_LOSS, PATIENCE, WHOLE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
 _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
 _LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
@@ -123,7 +124,7 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
     if host.before is not None:
         host.before(seam)
     if host.name != "auto" and not seam.options.get("only"):
-        _stop_if_unreached(host, seam)
+        _watch_steps(host, seam)
 
     def finish(module: ModuleType) -> None:
         for patch in seam.patches:
@@ -137,17 +138,33 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
     return finish
 
 
-def _stop_if_unreached(host: Host, seam: Seam) -> None:
-    """Stop a script whose loss was not reached in its first steps, not when a training of days has ended."""
-    steps = itertools.count(1)
+def _watch_steps(host: Host, seam: Seam) -> None:
+    """Stop a script whose loss was not reached in its first steps, not when a training of days has ended.
 
-    def step(*_: object) -> None:
+    Of an optimizer that has trained with it, note that it goes on without it.
+    """
+    steps, calls = itertools.count(1), 0
+    without: WeakKeyDictionary[object, tuple[int, int]] = WeakKeyDictionary()  # steps, and the most in between
+
+    def step(optimizer: object, *_: object) -> None:
+        nonlocal calls
         if not seam.calls and next(steps) == PATIENCE:
             raise UnreachedError(
                 f"the host trains with its own loss: in {PATIENCE} steps of an optimizer, the seam was never reached "
                 f"({host.seam}). `counterpoint inject auto` watches a script and says where its loss is. If the script "
                 "comes to this loss later, say --only."
             )
+        now, most = without.get(optimizer, (0, 0))
+        if seam.calls > calls:
+            without[optimizer], calls = (0, max(now, most)), seam.calls
+            seam.notes.pop("afterwards", None)
+        elif optimizer in without:
+            without[optimizer] = now + 1, most
+            if now + 1 >= max(WHOLE, 3 * most):
+                seam.notes["afterwards"] = (
+                    f"its optimizer took {now + 1} more steps without this loss: the script trained with another one "
+                    "there, which was not replaced"
+                )
 
     uncompiled: Any = torch.compiler.disable(step)  # with which an optimizer would be compiled anew in each step
     seam.at_end.append(register_optimizer_step_post_hook(uncompiled).remove)

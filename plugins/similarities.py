@@ -27,6 +27,7 @@ from .host import OWN_LOSS, SeamError, objective_of
 from .scales import as_number
 from .sites import Site, caller, is_own, names_at, place
 
+_ELEMENTWISE = ("MulBackward0", "DivBackward0")
 _MATRICES = PRODUCTS - {"sum", "mean", "mul", "__mul__", "__rmul__", "multiply", "cdist"}
 
 
@@ -123,7 +124,9 @@ class _Pairs:
         key, single = (frame.f_code.co_filename, frame.f_lineno), out.numel() == len(out)
         sites = self.apart.values() if single else self.apart.keys() if out.dim() == 2 else ()
         site = next((site for site in sites if site.covers(*key)), None)
-        if site is None or (single and not _is_of_rows(out)):
+        node: Any = out.grad_fn
+        of_rows = not node.name().startswith("Sum") or node.next_functions[0][0].name() in _ELEMENTWISE
+        if site is None or (single and not of_rows):  # but a sum of a row's exponentials
             return
         where = place(frame)
         if not single:
@@ -178,25 +181,29 @@ class _Pair(Embeddings):
         super().__init__(pairs.calls.seam, matrix.where, pairs.own, self._scores, matrix.site)
         self._arguments, self._learning = [None, None], [0, 1]
         self.masks, self.scales, self.mask = pairs.masks, pairs.scales, torch.ones_like(matrix.values).bool()
+        self.rows = self.mask.any(1)  # anchors that count
 
     def _scores(self, positives: Tensor, matrix: Tensor) -> Call:
         pos = positives.flatten().repeat(len(matrix) // len(positives)) / self.scales[1]
-        return Call([pos, matrix / self.scales[0]], {"mask": self.mask}, "from_scores")
+        scores = [pos[self.rows], matrix[self.rows] / self.scales[0]]
+        return Call(scores, {"mask": self.mask[self.rows]}, "from_scores")
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         """See :meth:`Replaced.proved`. The gradient of a positive that is among the keys again is moved to itself."""
-        used = g[1] != 0
+        used, pos_counts = g[1] != 0, g[0].flatten() != 0
+        rows = used.any(1) | pos_counts.repeat(len(used) // len(pos_counts))
         last = self.masks.get(self.site, used)
         if last.shape == used.shape:  # estimates that are clamped have no gradient
-            used = torch.where(used.any(1, keepdim=True), used, last)
+            used = torch.where((used.any(1) | ~rows).unsqueeze(1), used, last)
         self.masks[self.site] = used
-        if not bool(used.any(1).all()):
+        if not bool((used.any(1) | ~rows).all()):
             self.seam.notes[f"{self.where}, at first"] = "its own loss, as some anchors had no gradient yet"
             return lambda _: [*g]
         pos, x = self._scores(*tensors).args
         gap, columns = (x - pos.unsqueeze(1)).abs().masked_fill(~used, torch.inf).min(1, keepdim=True)
+        self.rows = rows
         tried = [(used, g)]
-        if bool((gap <= ROUNDING[dtype] * x.abs().max()).all()):
+        if bool((gap <= ROUNDING[dtype] * x.abs().max())[rows].all()):
             again = torch.zeros_like(used).scatter(1, columns, True)
             of_keys = g[1].gather(1, columns).view(-1, len(tensors[0])).sum(0).view_as(tensors[0])
             moved = g[0] + of_keys * (self.scales[0] / self.scales[1])
@@ -208,9 +215,3 @@ class _Pair(Embeddings):
         self.mask, (weight, error, allowed) = tried[best][0], fits[best]
         self.conclude(error, dtype, allowed)
         return lambda loss_fn: [weight * each for each in self._gradients(loss_fn, tensors)[1]]
-
-
-def _is_of_rows(x: Tensor) -> bool:
-    """Whether a sum is one of products, rather than of the exponentials of a row."""
-    node: Any = x.grad_fn
-    return not node.name().startswith("Sum") or node.next_functions[0][0].name() in ("MulBackward0", "DivBackward0")

@@ -39,7 +39,13 @@ def judge_binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Fi
         return finding
     finding |= measured
     spec = f"siglip:b={measured['bias']:.6g}"
-    _compare(watch, finding, logits, total.detach().double() / raw, positives)
+    scale, bias, siglip = finding["scale"], finding["bias"] or 0.0, objective("siglip:t=host,b=host")
+    x = logits.detach().double()
+    value, expected = differentiate(lambda y: siglip.from_logits(y, positives, scale=scale, bias=bias), x)
+    finding["gradient_difference"], _ = fit(total.detach().double() / raw, expected)
+    finding["value_difference"] = nearest(value, map(float, watch.scalars), len(logits))
+    tolerance = tolerance_of(logits)
+    finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
     if not finding["ours"]:
         return finding
     finding |= {"form": "siglip", "positives": layout(positives) or "the entries of a mask"}
@@ -49,16 +55,3 @@ def judge_binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Fi
     if replace is not None:
         replace["form"] = "siglip"
     return finding
-
-
-def _compare(watch: Watch, finding: Finding, logits: Tensor, gradient: Tensor, positives: Tensor) -> None:
-    """Compare value and gradient, with respect to the logits, with ours."""
-    scale, bias = finding["scale"], finding["bias"] or 0.0
-    siglip = objective("siglip:t=host,b=host")
-    value, expected = differentiate(
-        lambda x: siglip.from_logits(x, positives, scale=scale, bias=bias), logits.detach().double()
-    )
-    finding["gradient_difference"], _ = fit(gradient, expected)
-    finding["value_difference"] = nearest(value, map(float, watch.scalars), len(logits))
-    tolerance = tolerance_of(logits)
-    finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -88,14 +88,17 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
         if finding["scores"] or not finding["doubts"]:
             unit = _Unit.of_logits(sink, products[0], gradient, raw)
             form = _recognise([unit]) if sink.kind in SUMS and "exp_(" not in sink.place.call else None
-            soft = explaining(sink.x.detach().double(), gradient.double(), sink.alike, tolerance_of(sink.x))
-            if form is not None or soft:
+            found = explaining(sink.x.detach().double(), gradient.double(), sink.alike, tolerance_of(sink.x))
+            name, (targets, error) = next(iter(found.items()), ("", (torch.zeros(()), 0.0)))
+            are_soft = bool(((targets != 0) & (targets != 1)).any())
+            if form is not None or found:
                 done |= {id(product) for product in products}
-                if soft and (form is None or _are_soft(soft)):  # targets that ramp in are almost ones and zeros
-                    form = _of_targets(sink, *next(iter(soft.values())))
-                assert form is not None
-                finding = _judged(watch, [unit], form, root, begin(sink, products))
-                yield _with_targets(finding, soft) if soft else finding
+                if found and (form is None or are_soft):  # targets that ramp in are almost ones and zeros
+                    form = _of_targets(sink, targets, error)
+                finding = _judged(watch, [unit], form, root, begin(sink, products)) | (
+                    {"targets": [*found]} if name else {}
+                )
+                yield finding | ({"columns": name, "positives": f"soft targets {name}"} if are_soft else {})
                 continue
         rest.append((sink, products))
     for sink, products in rest:
@@ -134,28 +137,13 @@ def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:
     return Form("infonce", "rows", positives, torch.ones_like(positives), value, error, [])
 
 
-def _with_targets(finding: Finding, soft: Mapping[str, tuple[Tensor, float]]) -> Finding:
-    """Name the soft targets of a finding; where they are ones and zeros, its positives are still columns."""
-    finding["targets"], name = [*soft], next(iter(soft))
-    if _are_soft(soft):
-        finding["columns"], finding["positives"] = name, f"soft targets {name}"
-    return finding
-
-
-def _are_soft(soft: Mapping[str, tuple[Tensor, float]]) -> bool:
-    targets, _ = next(iter(soft.values()))
-    return bool(((targets != 0) & (targets != 1)).any())
-
-
 def _through(root: Tensor, sink: Sink) -> Tensor | None:
     """The gradient of the logits: of log-sum-exp whatever they are used for, else by way of the call."""
     if sink.kind == "logsumexp" or sink.edge is None:
         return gradients(root, [sink.x])[0]
     (outer,) = gradients(root, [sink.edge])
-    if outer is None:
-        return None
-    (g,) = torch.autograd.grad([sink.edge], [sink.x], [outer], retain_graph=True, allow_unused=True)
-    return g
+    edge, how = [sink.edge], {"retain_graph": True, "allow_unused": True}
+    return None if outer is None else torch.autograd.grad(edge, [sink.x], [outer], **how)[0]
 
 
 def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> tuple[list[_Unit], Form | None]:
@@ -176,12 +164,18 @@ def _groups(units: list[_Unit]) -> Iterator[list[_Unit]]:
         for group in groups:
             n, first = len(unit.s), group[0].anchors
             fits = n == len(first) or (unit.single and first.dim() == 2 and len(first) % n == 0)
-            if fits and _same(unit.anchors, first[:n]):
+            sides = (unit.product.a, unit.product.b)[: 1 + unit.single]  # pairs have no first side
+            if fits and any(_same(x.detach(), first[:n]) for x in sides):
                 group.append(unit)
                 break
         else:
             groups.append([unit])
-    return iter(sorted((g for g in groups if len(g) > 1), key=len, reverse=True))
+    parts: dict[int, list[_Unit]] = {}  # two losses may have the same anchors
+    for group in groups:
+        for unit in group:
+            frame = next((id(f) for f, _ in unit.sink.frames if "<" not in f.f_code.co_name), 0)
+            parts.setdefault(frame, []).append(unit)
+    return iter(sorted((g for g in (*groups, *parts.values()) if len(g) > 1), key=len, reverse=True))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -195,8 +189,9 @@ def _recognise(group: list[_Unit]) -> Form | None:
     parts = [(u.s, u.g) for u in matrices]
     apart = [(u.s, u.g) for u in singles]
     for i, matrix in enumerate(matrices):
-        for unit in [*singles]:
-            if (columns_ := _columns_of(unit, matrix)) is not None:  # the positive is in the matrix, too
+        for unit in [each for each in singles if len(each.s) == len(matrix.s)]:
+            gaps, columns_ = (matrix.s - unit.s).abs().min(1, keepdim=True)
+            if bool((gaps <= 1e-4 * matrix.s.abs().max()).all()):  # the positive is in the matrix, too
                 parts[i] = parts[i][0], parts[i][1].scatter_add(1, columns_, unit.g)
                 singles.remove(unit)
     joined = [*((u.s, u.g) for u in singles), *parts]
@@ -206,18 +201,12 @@ def _recognise(group: list[_Unit]) -> Form | None:
             if form := recognise(s, g, group[0].scale, tolerance_of(group[0].sink.x)):
                 return form
     if len(matrices) == len(apart) == 1 and len(matrices[0].s) % len(apart[0][0]) == 0:
-        specs = fitted(group[0].sink.frames[0][0])
-        tolerance = tolerance_of(group[0].sink.x)
-        return of_scores(specs, apart[0], (matrices[0].s, matrices[0].g), group[0].scale, tolerance)
+        (pos, _), (s, g) = apart[0], (matrices[0].s, matrices[0].g)
+        again = (s - pos.repeat(len(s) // len(pos), 1)).abs() <= 1e-4 * s.abs().max()
+        are_keys = (again & (g != 0)).any(1)[(g != 0).any(1)].all()  # so that they are no negatives
+        specs = [*(() if are_keys else SINGLE), *fitted(group[0].sink.frames[0][0])]
+        return of_scores(specs, apart[0], (s, g), group[0].scale, tolerance_of(group[0].sink.x))
     return None
-
-
-def _columns_of(unit: _Unit, matrix: _Unit) -> Tensor | None:
-    """Return the columns ``(anchors, 1)`` of a matrix that hold the similarities of a unit's pairs, or None."""
-    if len(unit.s) != len(matrix.s):
-        return None
-    gaps, columns_ = (matrix.s - unit.s).abs().min(1, keepdim=True)
-    return columns_ if bool((gaps <= 1e-4 * matrix.s.abs().max()).all()) else None
 
 
 def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, finding: Finding) -> Finding:
@@ -228,13 +217,15 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     every = [product for product in sink.walk.products if not watch.is_head(product)]
     raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
     if form is not None:
+        entries = "one key of each row" if bool((form.positives.sum(1) == 1).all()) else "the entries of a mask"
         self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
             "ours": True,
             "form": form.name,
             "way": form.way,
             "in_denominator": "denominator=negatives" not in form.name,
-            "positives": layout(form.positives) or _entries(form.positives),
+            "positives": layout(form.positives)
+            or (entries if bool(form.positives.any()) else "those of another product"),
             "masked": float((~form.used).double().mean()),
             "self_similarity": self_similarity,
             "gradient_difference": form.error,
@@ -243,7 +234,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         width = sum(unit.s.shape[1] for unit in group if not unit.single)
         if any(unit.single for unit in group) and form.positives.shape[1] > width > 0:
             finding["positives"] = "the product at " + next(unit.product.place.short for unit in group if unit.single)
-        if form.way != "both" and (not rule or finding["processes"] > 1):  # the diagonal is that of the first process
+        if not rule or (form.way != "both" and finding["processes"] > 1):  # the diagonal is that of the first process
             rule = "gradient"
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
             if group[0].logits:
@@ -253,7 +244,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
                 finding["product_scales"], finding["columns"] = [finding["scale"] / (raw or 1.0)], rule
         if form.way == "rows" and not finding["learned"]:
             finding |= _lines(group, finding["scale"] / (raw or 1.0))
-        values = [*map(float, watch.scalars)]
+        values = [float(x) / k for x in watch.scalars for k in (1, 2)[: 1 + (form.way == "both")]]  # sums of both ways
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
         closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
         if near[closest] < 0.1 * tolerance_of(sink.x):
@@ -295,9 +286,3 @@ def _rule(positives: str, product: Product) -> str | None:
     if groups > 1 and positives == f"the diagonal of each of {groups} parts":
         return "diagonal"
     return RULES.get(positives)
-
-
-def _entries(positives: Tensor) -> str:
-    if not bool(positives.any()):
-        return "those of another product"
-    return "one key of each row" if bool((positives.sum(1) == 1).all()) else "the entries of a mask"

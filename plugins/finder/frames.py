@@ -59,21 +59,11 @@ def function_name(code: CodeType) -> str:
     return str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
 
 
-def is_nested(code: CodeType) -> bool:
-    """Whether a function is defined inside another one."""
-    return "<locals>" in str(getattr(code, "co_qualname", code.co_name))
-
-
 def arguments(frame: FrameType) -> dict[str, Tensor]:
     """The arguments of a frame that are tensors, as they are now."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     return {n: x for n in names if isinstance(x := frame.f_locals.get(n), Tensor)}
-
-
-def embeddings(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those that may be embeddings."""
-    return {n: x for n, x in tensors.items() if x.is_floating_point() and x.dim() in (2, 3)}
 
 
 def labels(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

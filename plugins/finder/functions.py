@@ -11,7 +11,7 @@ from torch import Tensor
 from counterpoint.objective import Objective
 
 from ..call import call_of
-from .frames import embeddings, function_name, is_nested, labels
+from .frames import function_name, labels
 from .recognise import SINGLE, at_scale, fit
 from .records import Finding, Replaced
 from .watch import Sink, Watch
@@ -51,7 +51,8 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
 
 def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Replaced]:
     for frame, passed in sink.frames:
-        name, tensors = function_name(frame.f_code), embeddings(passed)
+        name = function_name(frame.f_code)
+        tensors = {n: x for n, x in passed.items() if x.is_floating_point() and x.dim() in (2, 3)}
         if "<" in name or not tensors:
             continue
         inside = [s for s in watch.sinks if any(f is frame for f, _ in s.frames)]
@@ -75,7 +76,7 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
             continue
         least = min(float(each["gradient_difference"]) for each in tried)
         best = next(each for each in tried if each["gradient_difference"] <= 30 * least)
-        whole = not is_nested(frame.f_code)
+        whole = "<locals>" not in str(getattr(frame.f_code, "co_qualname", ""))  # not defined inside another one
         given = [x for x in passed.values() for chosen in best["arguments"] if x is passed[chosen]]
         whole &= len(given) == len(best["arguments"])  # no other argument is the same tensor
         numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from counterpoint.batch.ready_made import MASKED
 
-from .functions import relative, tolerance_of
+from .functions import gradients, relative, tolerance_of
 from .products import Product
 from .records import Finding
 from .watch import Sink, Watch, same_grad
@@ -65,7 +65,9 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     raw: list[float] = []
     total: list[float] = []
     norms: list[float | None] = []
-    learned = {id(x): x for x in _learned(watch, sink, products)}
+    factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
+    inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
+    learned = {id(x): x for x in (*factors, *inner)}
     finding |= {"scores": False, "learned": [], "scale_variable": None}
     for product in products:
         factor = _factor_of(sink.x, product)
@@ -157,17 +159,6 @@ def _lengths(product: Product, g: Tensor) -> Tensor | None:
     tolerance = 10 * max(tolerance_of(g), 1e-4)
     product.cosine = len(entries) > 0 and bool((entries / entries.median() - 1).abs().max() <= tolerance)
     return lengths if product.cosine else None
-
-
-def _learned(watch: Watch, sink: Sink, products: Sequence[Product]) -> Iterator[Tensor]:
-    """The learned numbers that scale the logits; one that only shifts them is left out."""
-    for x in sink.walk.scalars:
-        (g,) = torch.autograd.grad(sink.x.sum(), x, retain_graph=True, allow_unused=True)
-        if g is not None and not _shifts(sink.x, x):
-            yield x
-    for product in products:
-        for operand in (product.a, product.b):
-            yield from watch.walk(operand).scalars
 
 
 def _norm(watch: Watch, x: Tensor) -> float | None:

@@ -73,8 +73,10 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
     x, g = s * scale, gradient * (1 / scale)
     form = _one_way(x, g, "rows", tolerance) or _one_way(x.T, g.T, "columns", tolerance)
     if form is None and s.shape[0] == s.shape[1] and bool((gradient.diagonal() != 0).all()):
-        at = torch.eye(len(x), dtype=torch.bool, device=x.device)
-        ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in SINGLE}
+        at, several = torch.eye(len(x), dtype=torch.bool, device=x.device), g < 0
+        at = several if torch.equal(several, several.T) and int(several.sum()) > len(x) else at
+        names = SINGLE if int(at.sum()) == len(x) else SEVERAL
+        ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in names}
         return _choose(ways, x, g, ("both", at, torch.ones_like(at)), tolerance)
     return form
 
@@ -120,11 +122,12 @@ def of_scores(
         scale, tolerance: see :func:`recognise`.
     """
     n, used = positives[0].numel(), others[1] != 0
-    if not bool(used.any(1).all()):
+    rows = used.any(1)  # some anchors may not count
+    if not bool(rows.any()):
         return None
 
     def loss(x: Tensor, of: Objective) -> Tensor:
-        return of.from_scores(x[0, :n].repeat(len(used) // n), x[0, n:].view_as(used), used)
+        return of.from_scores(x[0, :n].repeat(len(used) // n)[rows], x[0, n:].view_as(used)[rows], used[rows])
 
     losses = {name: functools.partial(loss, of=at_scale(name, scale)) for name in specs}
     x, gradient = (torch.cat([p.view(1, -1), s.view(1, -1)], 1) for p, s in zip(positives, others, strict=True))

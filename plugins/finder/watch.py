@@ -10,11 +10,11 @@ logits do not lead to a product of embeddings. ``backward`` is where a step ends
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from types import FrameType
 from typing import Any
 
@@ -150,7 +150,8 @@ class Watch(TorchFunctionMode):
         if name == "retain_grad":
             self.retained.append(args[0])
         if watched:
-            self._keep_arguments()
+            for frame in itertools.takewhile(lambda frame: frame not in self.passed, frames()):
+                self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
         known = name in SINKS and watched
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         if name == "softmax" or name == "log_softmax":
@@ -168,13 +169,6 @@ class Watch(TorchFunctionMode):
             self.scalars.append(out.detach().clone())
         return out
 
-    def _keep_arguments(self) -> None:
-        """Keep the arguments of frames at their first call of torch: ``z = normalize(z)`` assigns to them."""
-        for frame in frames():
-            if frame in self.passed:
-                return
-            self.passed[frame] = arguments(frame)
-
     def _product(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
         if name in ("mul", "__mul__", "__rmul__", "multiply"):
             x, y = args[:2]
@@ -189,7 +183,7 @@ class Watch(TorchFunctionMode):
         a, b, kind, *how = found
         edge, stack = get_gradient_edge(out), frames()
         first = next(stack)
-        outer = (first, *islice(stack, 7)) if kind == "rows" else ()
+        outer = (first, *itertools.islice(stack, 7)) if kind == "rows" else ()
         self.products[edge.node] = Product(kind, a, b, edge, place(first), outer, *how)
 
     def _sink(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:

@@ -16,29 +16,40 @@ def is_sound(loss: Finding) -> bool:
 
 
 def commands_of(losses: Sequence[Finding], objective: str | None) -> list[tuple[list[str], list[Finding]]]:
-    """Commands without the script, with the losses that each replaces.
+    """Commands without the script, with the losses that each replaces: one for all if there is such a command.
 
     Losses at sites are in one command if they are alike but for their scales, which are then measured.
     """
+    sites, functions = _roads(losses)
+    if len(sites) + len(functions) > 1:
+        alone, _ = _roads(losses, functions=False)
+        if len(alone) == 1 and sum(map(len, alone.values())) == sum(map(len, (*sites.values(), *functions.values()))):
+            sites, functions = alone, {}
+    groups = [(["logits", *_site_words(group), *_scale_words(group, objective)], group) for group in sites.values()]
+    groups += [(_function_words(group[0], objective), group) for group in functions.values()]
+    return [(["counterpoint", "inject", *words], group) for words, group in groups]
+
+
+def _roads(losses: Sequence[Finding], functions: bool = True) -> tuple[dict[Any, list[Finding]], ...]:
+    """Return the losses of each command that names sites, and those of each that names a function, if wanted."""
     sites: dict[Any, list[Finding]] = {}
-    functions: dict[str, list[Finding]] = {}
+    by_function: dict[Any, list[Finding]] = {}
     for loss in (loss for loss in losses if is_sound(loss)):
         call, labeled = loss.get("replace"), loss.get("site_has_labels")
         known = call["scale"] if call and loss["learned"] else not _changes(loss)
         at_site = bool(loss["scale_variable"]) if loss["learned"] else not _changes(loss)
         at_site &= not loss["learned"] or loss["kind"] != "logsumexp"  # by which a scale would get no gradient
-        if not labeled and call and call["whole"] and known:
-            functions.setdefault(_function_text(call), []).append(loss)
+        if functions and not labeled and call and call["whole"] and known:
+            by_function.setdefault(_function_text(call), []).append(loss)
         elif at_site and (labeled or loss.get("columns") or loss.get("product")):
             way = None if labeled else (*_way(loss), *([] if loss.get("targets") else [loss.get("columns")]))
-            sites.setdefault((str(loss["form"]), bool(loss.get("product")), way), []).append(loss)
-    plain = sites.pop(("infonce", False, None), [])  # calls that have labels go with others that need --positives
+            scales = [f"{x:.6g}" for x in (loss["scale"], *loss["product_scales"])] if loss.get("product") else None
+            sites.setdefault((str(loss["form"]), str(scales), way), []).append(loss)
+    plain = sites.pop(("infonce", "None", None), [])  # calls that have labels go with others that need --positives
     if plain:
-        key = next((key for key in sites if key[:2] == ("infonce", False)), ("infonce", False, None))
+        key = next((key for key in sites if key[:2] == ("infonce", "None")), ("infonce", "None", None))
         sites[key] = [*plain, *sites.get(key, [])]
-    groups = [(["logits", *_site_words(group), *_scale_words(group, objective)], group) for group in sites.values()]
-    groups += [(_function_words(group[0], objective), group) for group in functions.values()]
-    return [(["counterpoint", "inject", *words], group) for words, group in groups]
+    return sites, by_function
 
 
 def _function_words(loss: Finding, objective: str | None) -> list[str]:
@@ -120,7 +131,7 @@ def in_words(data: Findings) -> list[str]:
     if data["hosts"]:
         lines.append(f"  known host: {', '.join(data['hosts'])}")
     for loss in losses:
-        lines += ["", *(_loss_words(loss) if loss["form"] else _unknown_words(loss))]
+        lines += ["", *_loss_words(loss)]
     about = '"host; {kind}={path}", {length} values, {distinct} distinct'
     told = [("treatment", about.format_map(each)) for each in data["told"]]
     lines += ["", *_table(told)] if told else []
@@ -139,6 +150,10 @@ def in_words(data: Findings) -> list[str]:
 
 
 def _loss_words(loss: Finding) -> list[str]:
+    if not loss["form"]:
+        text = f"{loss['kind']} of a product at {loss['site']} in {loss['function']}: {loss['call']}"
+        why = "its gradient is not that of InfoNCE, SupCon, NCA, HCL or DCL, nor SigLIP's"
+        return _table([("not known", text), ("why", why)])
     times = loss["calls"] / max(loss["steps"], 1)
     calls = f"{times:g} call{'s' * (times != 1)} a step"
     rows: list[tuple[str, str]] = [(loss["kind"], f"{loss['site']} in {loss['function']}: {loss['call']}, {calls}")]
@@ -235,12 +250,6 @@ def _by_hand(loss: Finding) -> str:
     if loss.get("site_has_labels") or (loss.get("columns") and loss["kind"] != "logsumexp"):
         how = f"`counterpoint inject logits --site {loss['site']} --scale NAME`, with the name that it has there"
     return f"its scale {'is learned' if loss['learned'] else 'changes'}: {how}"
-
-
-def _unknown_words(loss: Finding) -> list[str]:
-    text = f"{loss['kind']} of a product at {loss['site']} in {loss['function']}: {loss['call']}"
-    known = "InfoNCE, SupCon, NCA, HCL or DCL, nor SigLIP's"
-    return _table([("not known", text), ("why", f"its gradient is not that of {known}")])
 
 
 def _nothing_words(data: Findings) -> list[str]:

@@ -255,6 +255,131 @@ def loss(a, b):
         0,
         "--positives gradient --objective",
     ),
+    "losses that the script weights by itself": (
+        """
+weight = torch.arange(N) / N
+
+
+def loss(a, b):
+    each = F.cross_entropy(norm(a) @ norm(b).T * 5, torch.arange(N), reduction="none")
+    return (weight * each).sum() / weight.sum()
+""",
+        "infonce",
+        5,
+        "--scale 5",
+    ),
+    "a learned scale with dimensions": (
+        """
+net.wide = nn.Parameter(torch.full((1, 1, 1), 2.0))
+
+
+def loss(a, b):
+    s = torch.einsum("l i d, l j d -> l i j", norm(a)[None], norm(b)[None]) * net.wide.exp()
+    e = s.exp()
+    return (-2 * e.diagonal(dim1=1, dim2=2).log() + e.sum(1).log() + e.sum(2).log()).mean()
+""",
+        "infonce",
+        7.389,
+        "--positives diagonal --way both --scale net.wide.exp",
+    ),
+    "some negatives, with the positives of the other view": (
+        """
+def loss(a, b):
+    x, y, others = norm(a), norm(b), ~torch.eye(N).bool()
+    pos = torch.exp((x * y).sum(-1) / 0.5)
+    neg = torch.exp(y @ x.T / 0.5)[others].view(N, -1)
+    hard = neg.topk(3).values.sum(-1)
+    return -torch.log(pos / (hard + pos)).mean()
+""",
+        "infonce",
+        2,
+        "--own infonce:t=0.5",
+    ),
+    "positives that two anchors have, some of which do not count": (
+        """
+def loss(a, b):
+    x, y, counts = norm(a), norm(b), (torch.arange(N) % 3 > 0).repeat(2)
+    pos = torch.exp((x * y).sum(-1) / 0.5).repeat(2)
+    z = torch.cat([x, y])
+    neg = torch.exp(z @ z.T / 0.5)[~torch.eye(N).bool().repeat(2, 2)].view(2 * N, -1).sum(-1)
+    return (-1.0 * counts * torch.log(pos / (neg + pos))).sum() / counts.sum()
+""",
+        "infonce",
+        2,
+        "--own infonce:t=0.5",
+    ),
+    "two losses of the same anchors": (
+        """
+def part(x, y, others):
+    z = torch.cat([x, y])
+    pos = torch.exp((x * y).sum(-1) / 0.5).repeat(2)
+    neg = (torch.exp(z @ z.T / 0.5) * others).sum(-1)
+    return -torch.log(pos / (neg + pos)).mean()
+
+
+def loss(a, b):
+    others = ~torch.eye(N).bool().repeat(2, 2)
+    return part(norm(a), norm(b), others) + whole(norm(a), norm(b), others)
+
+
+def whole(x, y, others):
+    hard = others & (torch.rand(2 * N, 2 * N) < 0.9)
+    z = torch.cat([x, y])
+    pos = torch.exp((x * y).sum(-1) / 0.5).repeat(2)
+    neg = (torch.exp(z @ z.T / 0.5) * hard).sum(-1)
+    return -torch.log(pos / (neg + pos)).mean()
+""",
+        "infonce",
+        2,
+        "--product",
+    ),
+    "several positives in both directions": (
+        """
+def loss(a, b):
+    s, same = norm(a) @ norm(b).T / 0.5, torch.arange(N)[:, None] // 2 == torch.arange(N) // 2
+    each = [torch.log((F.softmax(x, 1) * same).sum(1)).mean() for x in (s, s.T)]
+    return -each[0] - each[1]
+""",
+        "nca:estimator=g0",
+        2,
+        "--positives gradient --way both --own nca:t=0.5,estimator=g0",
+    ),
+    "keys without a gradient, compared with each other": (
+        """
+def loss(a, b):
+    b = b.detach()
+    s, t, u = a @ b.T, a @ a.T, b @ b.T
+    t[range(N), range(N)] = u[range(N), range(N)] = -torch.inf
+    return F.cross_entropy(torch.cat([torch.cat([s, t], 1), torch.cat([u, s.T], 1)]), torch.arange(2 * N))
+""",
+        "infonce",
+        1,
+        "--scale 1",
+    ),
+    "two losses in functions of their own": (
+        """
+protos, classes, others = norm(torch.randn(N, 5)), torch.arange(N) // 4, ~torch.eye(N).bool()
+
+
+def supcon(z, classes):
+    x, same = z @ z.T / 0.5, (classes[:, None] == classes) & others
+    losses = torch.log((torch.exp(x) * others).sum(1, keepdim=True)) - x
+    return ((same * losses).sum(1) / same.sum(1)).mean()
+
+
+def loss(a, b):
+    return supcon(norm(a), classes) + to_prototypes(norm(b))
+
+
+def to_prototypes(z):
+    x, same = protos @ z.T / 0.5, (classes[:, None] == classes) & others
+    losses = torch.log((torch.exp(x) * others).sum(1, keepdim=True)) - x
+    return ((same * losses).sum(1) / same.sum(1)).mean()
+""",
+        "supcon",
+        2,
+        "--positives gradient --own supcon:t=0.5",
+    ),
 }
 
 

@@ -236,6 +236,14 @@ def test_a_loss_that_begins_later(launch, start, words, code):
     assert not optimizer._global_optimizer_post_hooks
 
 
+@pytest.mark.parametrize(("every", "said"), [(1, ""), (5, ""), (120, "took 90 more steps without this loss")])
+def test_a_loss_that_ends_earlier(launch, every, said):
+    """Every ``every`` steps, the first 30 of 120 or of 5 are those of the loss."""
+    script = LATE.replace("step >= int(sys.argv[1])", "step % int(sys.argv[1]) < max(1, int(sys.argv[1]) // 4)")
+    found = launch("logits", "--site", "toy.py:loss", "--scale", "1", script=script, arguments=(str(every),))
+    assert (found.code, "more steps without" in found.err, said in found.err) == (0, bool(said), True), found.err
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [
