@@ -98,12 +98,16 @@ class Transport:
             raise StoreError(f"{self.address}: {kind}: {line}") from error
 
 
-@lru_cache(maxsize=64)
 def connect(place: str | Path) -> Transport:
     """Open the store at a folder or a URL."""
     place = plain(place)
-    if isinstance(place, Path):
-        return Transport(str(place), fsspec.filesystem("file", auto_mkdir=True), str(place.absolute()))
+    return _connect(str(place), str(place.absolute()) if isinstance(place, Path) else None)
+
+
+@lru_cache(maxsize=64)
+def _connect(place: str, path: str | None) -> Transport:
+    if path is not None:  # of a folder, which another working directory would change
+        return Transport(place, fsspec.filesystem("file", auto_mkdir=True), path)
     scheme, _, rest = place.partition("://")
     if not rest:
         raise ValueError(f"{place}: expected {scheme}://BUCKET/FOLDER.")

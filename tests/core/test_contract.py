@@ -324,7 +324,12 @@ def test_compiled_to_machine_code(spec):
 
 
 @pytest.mark.parametrize(
-    "spec", ["infonce:t=learned(0.5,0.01,1)", "adnce:mu=auto,t=schedule(0.5,0.1,3)", "isogclr:size=8"]
+    "spec",
+    [
+        "infonce:t=learned(0.5,0.01,1)",
+        pytest.param("adnce:mu=auto,t=schedule(0.5,0.1,3)", marks=pytest.mark.slow),
+        "isogclr:size=8",
+    ],
 )
 def test_compiled_state_moves_as_without(spec):
     compare_compiled(spec, "aot_eager", steps=3)

@@ -42,6 +42,7 @@ def texts(study):
     return study.Source(x, rows.unsqueeze(1), rows, y, held_out, held_out, None, lambda classes: 5, guide=True)
 
 
+@pytest.mark.slow
 def test_every_row_of_every_regime_runs(study):
     """One cell of each kind, and the same numbers whether settings train together or alone."""
     seen = set()

@@ -22,6 +22,7 @@ def digits() -> ModuleType:
     return importlib.import_module("digits")
 
 
+@pytest.mark.slow
 def test_quick_learns_and_writes_pictures_and_numbers(digits, tmp_path):
     out, objectives = tmp_path / "new" / "digits", [PLAIN, "adnce:t=0.2"]
     digits.main(["--quick", "--batch", "64", "--seed", "7", "--objectives", *objectives, "--out", str(out)])
@@ -46,6 +47,7 @@ def test_quick_learns_and_writes_pictures_and_numbers(digits, tmp_path):
         assert result["summary"][name]["kNN"]["mean"] > floor + 3
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers_in_any_order(digits):
     one, other = (
         {(run["objective"], run["seed"]): {**run, "seconds": 0} for run in result["runs"]}

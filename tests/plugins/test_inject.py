@@ -290,6 +290,7 @@ def test_a_scripts_exit_code_is_kept(launch):
     assert stop.value.code == 7
 
 
+@pytest.mark.slow
 def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
     script = TOY.replace("    for _", "    raise LookupError('its own trouble')\n    for _")
     (tmp_path / "toy.py").write_text(script)

@@ -208,6 +208,7 @@ def test_injected_is_what_is_written_by_hand(clone):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_two_spawned_processes(clone, capfd):
     words = ["data", "--multiprocessing-distributed", "--dist-url", f"file://{clone}/rendezvous"]
     objective = ["--objective", "adnce:t=0.2,mu=0.4", "--verify", "2"]

@@ -401,6 +401,7 @@ def launch(folder, *words, python=sys.executable, **env):
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
 
 
+@pytest.mark.slow
 def test_launcher(folder):
     found = launch(folder, "--no-shims", "--objective", "adnce:t=0.07", "--verify", "2", "--", "train.py", "easy", "3")
     assert found.returncode == 0, found.stderr

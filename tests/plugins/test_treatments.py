@@ -132,5 +132,6 @@ def _gathered(rank, file):
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_rows_are_compared_with_those_of_other_processes(tmp_path):
     multiprocessing.spawn(_gathered, (str(tmp_path / "store"),), nprocs=2)

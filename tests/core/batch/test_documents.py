@@ -129,7 +129,14 @@ def test_a_guide_of_several_positives_each(engine, positives):
         check(found, torch.nn.functional.cross_entropy(s / 0.3, targets), [queries, documents])
 
 
-@pytest.mark.parametrize("positives", [INDEX, INDEX[:, 1].clamp(min=0), MASK], ids=["index", "column", "booleans"])
+@pytest.mark.parametrize(
+    "positives",
+    [
+        pytest.param(INDEX, id="index", marks=pytest.mark.slow),
+        pytest.param(INDEX[:, 1].clamp(min=0), id="column", marks=pytest.mark.slow),
+        pytest.param(MASK, id="booleans"),
+    ],
+)
 def test_compiled(positives):
     queries, documents = embeddings()
 

@@ -525,7 +525,9 @@ def peak(size: int, spec: str, *more: str) -> float:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("spec", ["infonce:t=0.1", "infonce:t=0.01", "infonce:t=0.1 + 0.1*dp"])
+@pytest.mark.parametrize(
+    "spec", [*(pytest.param(f"infonce:t={t}", marks=pytest.mark.slow) for t in (0.1, 0.01)), "infonce:t=0.1 + 0.1*dp"]
+)
 def test_memory_does_not_grow_with_the_square(spec):
     # 3 n d floats are 6.3 MB, the matrix 67 MB
     assert peak(2048, spec) < 25

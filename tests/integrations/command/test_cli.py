@@ -272,6 +272,7 @@ def test_without_extras_nothing_else_is_said():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_streams_that_are_closed_or_know_few_letters(tmp_path):
     run = store.Run(tmp_path, {"domain": "toy", "dataset": "日本", "objective": "infonce", "seed": 0})
     with run.lock():

@@ -49,6 +49,7 @@ def test_what_it_leaves(graphs):
     assert demo.INTRO.split(".")[0] in page
 
 
+@pytest.mark.slow
 def test_the_planted_cases_come_first(tmp_path):
     out = ["--out", str(tmp_path)]
     assert main(["demo", "--quick", "--domains", "graph", "planted", "--seeds", "2", "--jobs", "1", *out]) == 0

@@ -186,6 +186,7 @@ if seed != 4:
 """
 
 
+@pytest.mark.slow
 def test_where_the_first_run_fails_no_other_is_started(here):
     (here / "train.py").write_text(WRONG)
     line = "logits --site train.py:14 --scale 10 --objective host hcl:t=0.1 --seed-flag --seed "

@@ -161,6 +161,7 @@ def test_bad_input_is_said(call, says):
     assert says in str(raised.value)
 
 
+@pytest.mark.slow
 def test_the_example_compares_and_goes_on(frames, tmp_path, capsys):
     study = importlib.import_module("curl_dmc")
     pytest.importorskip("matplotlib")

@@ -51,6 +51,7 @@ def test_a_run_leaves_curve_checkpoint_and_result(undisturbed):
     assert undisturbed.arguments["settings"]["discount"] == 0.99
 
 
+@pytest.mark.slow
 def test_scores_at_marks_are_of_these_moments(tmp_path, monkeypatch):
     monkeypatch.setattr(training, "MARKS", (1000, 5000))
     (run,) = run_grid(training.train, [cell(eval_every=1600)], tmp_path, progress=False)

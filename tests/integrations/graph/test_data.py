@@ -181,7 +181,7 @@ def test_the_demo_is_of_six_kinds_and_seeded():
         ("MUTAG", 188, 17.93, 7, [63, 125]),
         ("PROTEINS", 1113, 39.06, 3, [663, 450]),
         ("IMDB-BINARY", 1000, 19.77, 1, [500, 500]),
-        ("NCI1", 4110, 29.87, 37, [2053, 2057]),
+        pytest.param("NCI1", 4110, 29.87, 37, [2053, 2057], marks=pytest.mark.slow),
     ],
 )
 def test_real_sets_have_their_known_sizes(name, graphs, nodes, width, classes):

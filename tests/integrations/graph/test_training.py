@@ -294,6 +294,7 @@ def test_what_is_tuned_on_is_not_reported_and_the_reverse(tmp_path, monkeypatch)
         assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_the_official_protocol_takes_the_last_epoch_and_says_what_choosing_would_add(tmp_path):
     cell = training.cell("demo", "hcl", 0, **{**SHORT, "epochs": 21, "protocol": "official", "probe": "knn"})
     (run,) = run_grid(training.train, [cell], tmp_path, progress=False)
@@ -358,6 +359,7 @@ def test_the_command_trains_compares_and_evaluates(tmp_path, capsys, monkeypatch
     data_module.load_cached.cache_clear()
 
 
+@pytest.mark.slow
 def test_runs_of_another_machine_are_evaluated(tmp_path, capsys):
     """What a GPU has trained, where there is none."""
     (run,) = run_grid(training.train, [training.cell("demo", "hcl", 0, **SHORT)], tmp_path, progress=False)

@@ -150,6 +150,7 @@ def tuned(tmp_path_factory):
     return tmp_path_factory.mktemp("tuned")
 
 
+@pytest.mark.slow
 def test_graphs(tuned, capsys):
     words = [*GRAPH, "adnce", "--budget", "5", "--baseline", "none", "--json", "--out", str(tuned)]
     assert main(words) == 0
@@ -295,7 +296,9 @@ def without(split, load):
 
 
 @pytest.mark.parametrize(
-    "smallest", ["image", "sentence", pytest.param("control", marks=pytest.mark.slow)], indirect=True
+    "smallest",
+    ["image", *(pytest.param(name, marks=pytest.mark.slow) for name in ("sentence", "control"))],
+    indirect=True,
 )
 def test_the_other_domains(smallest, tmp_path, capsys, monkeypatch):
     """Interrupted in its second run, a search goes on, and prints the spec that the scores on validation data say."""

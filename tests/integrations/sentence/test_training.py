@@ -298,6 +298,7 @@ def test_a_run_is_where_another_one_begins(world, bert):
         encode.load(second.path, max_length=4)
 
 
+@pytest.mark.slow
 def test_seeds_differ_and_repeat(world, bert):
     first, again, other = (run(world, cell(bert, seed=seed), name) for seed, name in ((0, "a"), (0, "b"), (1, "a")))
     assert torch.equal(weights(first), weights(again))

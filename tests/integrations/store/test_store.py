@@ -235,6 +235,7 @@ def uses_its_streams(run):
     run.finish({"read": len(sys.stdin.read()), "threads": int(os.environ["OMP_NUM_THREADS"])})
 
 
+@pytest.mark.slow
 def test_training_may_print_read_and_use_its_share_of_threads(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)

@@ -97,3 +97,11 @@ def test_errors_of_any_library_are_one_line(monkeypatch):
     monkeypatch.setattr(type(there.files), "pipe_file", fail)
     with pytest.raises(StoreError, match=rf"^{there.address}: ZeroDivisionError: two$"):
         there.write("a", b"1")
+
+
+def test_a_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        Path("file.json").write_text(name)
+        assert connect(".").read("file.json") == name.encode()
