@@ -28,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # what an installed package consists of: the checkout is installed as a tree of links, which these make out of date
 SOURCES = $(sort $(shell find core experimental plugins integrations -type f ! -name '*.py[co]'))
 
-.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint types mypy pyright graph bench constraints dist dry-run clean help FORCE
+.PHONY: demo docs test test-slow test-lowest test-lowest-core test-pythons fuzz lint style types mypy pyright graph bench constraints dist dry-run clean help FORCE
 
 help:
 	@sed -n '/^#/!q; s/^# //p' Makefile
@@ -41,8 +41,11 @@ docs: $(VENV)/ready
 	$(VENV)/bin/zensical build --clean --strict
 	@echo "site/index.html; search needs a server: python -m http.server -d site"
 
-test: $(VENV)/ready lint
-	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# types are checked beside the tests, in the time that these wait for processes
+test: $(VENV)/ready style
+	@(nice $(MAKE) --no-print-directory types >$(VENV)/types.txt 2>&1; echo $$? >$(VENV)/types.code) & \
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait; cat $(VENV)/types.txt; exit $$((tests | $$(cat $(VENV)/types.code)))
 
 test-slow: $(VENV)/ready
 	$(RUN) -m pytest -m slow
@@ -68,7 +71,9 @@ test-pythons:
 fuzz: $(VENV)/ready
 	$(RUN) tests/support/fuzz.py $(MINUTES)
 
-lint: $(VENV)/ready types
+lint: style types
+
+style: $(VENV)/ready
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/lint-imports --no-logo

@@ -418,7 +418,8 @@ def test_launcher_in_another_mode_of_the_fork(folder, models, monkeypatch, capsy
     assert "--loss_mode adnce computes its loss in place: run with --loss_mode easy" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("how", ["average", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["average", "ddp"])
+@pytest.mark.slow
 def test_two_processes_have_the_whole_batchs_loss_and_gradient(folder, tmp_path, how):
     command = [sys.executable, "two.py", str(tmp_path), how]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE)

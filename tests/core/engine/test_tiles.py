@@ -204,7 +204,7 @@ def batches(draw):
     return z, how, draw(st.integers(1, 12))
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@settings(max_examples=75, deadline=None, derandomize=True, database=None)
 @given(batch=batches(), spec=st.sampled_from(PAIRED), t=st.sampled_from([0.05, 0.5, 2.0]))
 def test_every_batch(batch, spec, t):
     z, how, tile = batch

@@ -95,7 +95,8 @@ def numbers(run):
     return run.metrics(), run.result, {k: v.tolist() for k, v in weights.items() if k.startswith("critic.")}
 
 
-@pytest.mark.parametrize(("saves", "moment"), [pytest.param(29, "after", marks=pytest.mark.slow), (20, "before")])
+@pytest.mark.parametrize(("saves", "moment"), [(29, "after"), (20, "before")])
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(undisturbed, tmp_path, saves, moment):
     """In the middle of an episode, behind a checkpoint, and where the replay buffer was written but not that."""
     done = killed(tmp_path, saves, moment)

@@ -39,6 +39,7 @@ def data(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_scores_are_ours_where_we_have_them(bert, data):
     model = tiny_bert.load(bert)
     found = mteb_tasks.evaluate(model, ["STS16", "Banking77Classification"])

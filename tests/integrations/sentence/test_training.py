@@ -288,6 +288,7 @@ def test_a_short_run_has_its_loss(world, bert, how):
     assert [line["step"] for line in done.metrics() if "loss" in line] == [2]
 
 
+@pytest.mark.slow
 def test_a_run_is_where_another_one_begins(world, bert):
     """By its folder, whether a table of word pieces or a transformer is in it, which then gives its table."""
     for static in (True, False):
