@@ -18,6 +18,11 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+def pytest_collection_modifyitems(items):
+    """Test what builds the site, wheels and notebooks first: at the end, one process would wait for another's."""
+    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+
+
 @pytest.fixture(autouse=True)
 def _no_mode_stays():
     """End what watches the calls of torch: in use it ends with the process of a script, which tests share."""

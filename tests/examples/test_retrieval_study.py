@@ -58,6 +58,7 @@ def test_topics_are_neighbours(study, texts):
     assert close > usual + 0.2
 
 
+@pytest.mark.slow
 def test_every_row_runs_and_is_kept(study, texts, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(study, "load", lambda out, cranfield: texts)
     some = {name: study.WORLDS[name] for name in ("mined, top 5", "topics")}

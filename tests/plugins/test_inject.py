@@ -562,6 +562,7 @@ def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torch.distributed.run") is None, reason="torch without torchrun")
+@pytest.mark.slow
 def test_torchrun(tmp_path):
     script = TOY.replace("    train(", "    torch.distributed.init_process_group('gloo')\n    train(")
     (tmp_path / "toy.py").write_text(script)

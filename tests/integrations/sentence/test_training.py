@@ -232,7 +232,7 @@ class Stopped(KeyboardInterrupt):
         ),
         pytest.param(
             {"objective": "adnce:t=learned(0.1,0.01,1),mu=auto", "word_dropout": 0.2, "every": 4}, "after the record",
-            id="learned and tracked",
+            id="learned and tracked", marks=pytest.mark.slow,
         ),
         pytest.param(
             {"static": True, "word_dropout": 0.3, "dev": None, "every": 100}, "damaged", id="static",
