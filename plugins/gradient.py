@@ -198,7 +198,7 @@ class Logits(Replaced):
         return [x for x in self.options.values() if isinstance(x, Tensor)]
 
     def returned(self, loss: Tensor) -> Tensor:
-        """Return what the host's call returns; of the loss of each anchor, keep what arrives there as its weight."""
+        """Return the result of the host's call; if that is a loss per anchor, keep the gradient that arrives there."""
         if loss.dim() and loss.requires_grad:
             loss.register_hook(lambda g: setattr(self, "arrived", widen(g.detach())))
         return loss

@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 
 
 def pytest_collection_modifyitems(items):
-    """Test what builds the site, wheels and notebooks first: at the end, one process would wait for another's."""
+    """Test the site, wheels and notebooks first, which are built: at the end, one process would wait for another's."""
     items.sort(key=lambda item: item.path.parent != ROOT / "tests")
 
 
