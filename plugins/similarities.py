@@ -202,6 +202,8 @@ class _Pair(Embeddings):
         pos, x = self._scores(*tensors).args
         gap, columns = (x - pos.unsqueeze(1)).abs().masked_fill(~used, torch.inf).min(1, keepdim=True)
         self.rows = rows
+        if not bool(rows.all()):
+            self.seam.notes[f"{self.where}, anchors"] = "those without a gradient in its own loss do not count"
         tried = [(used, g)]
         if bool((gap <= ROUNDING[dtype] * x.abs().max())[rows].all()):
             again = torch.zeros_like(used).scatter(1, columns, True)

@@ -587,6 +587,26 @@ def test_whatever_command_auto_prints_trains_as_the_script_or_with_the_objective
         assert ours.out != plain.out
 
 
+COUNTED = """
+import torch
+from torch.nn.functional import normalize
+
+a, b = (torch.randn(12, 5).double().requires_grad_() for _ in range(2))
+x, y, counts = normalize(a), normalize(b), torch.arange(12) % 3 > 0
+pos = torch.exp((x * y).sum(-1) / 0.5)
+neg = torch.exp(x @ y.T / 0.5)[~torch.eye(12).bool()].view(12, -1).sum(-1)
+(-1.0 * counts * torch.log(pos / (neg + pos))).mean().backward()
+print(*(int(row) for row in (a.grad != 0).any(1)))
+"""
+
+
+def test_anchors_that_do_not_count_are_said(launch):
+    found = launch(COUNTED, "logits", "--product", "toy.py:8,7", "--own", "infonce:t=0.5", "--objective", "hcl:t=0.5")
+    assert found.code == 0, found.err
+    assert found.out.split() == 4 * ["0", "1", "1"]
+    assert "toy.py:8, anchors: those without a gradient in its own loss do not count" in found.err
+
+
 SCRIPTED = """
 import torch
 
