@@ -238,9 +238,8 @@ class Treatment(Wrapper):
         if not (self.told or self.rules):
             return logits, labels, None
         with torch.no_grad():
-            s = widen(logits.detach())
-            out = s <= MASKED
-            s = (s - bias) / scale
+            out = logits <= MASKED  # in the precision of the logits, where -1e4 may be -9984
+            s = (widen(logits.detach()) - bias) / scale
             positive = positives_of(s, labels, ignore_index) & ~out
             columns = positive.long().argmax(-1)
             drop = self._same(s, out, columns, positive.any(-1), known, logits.dtype)

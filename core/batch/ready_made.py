@@ -183,7 +183,8 @@ def scores_from_logits(
     neg.valid = valid
     of_positives: Tensor | None = None
     if guide is not None:
-        graded = _targets(guide.flatten(0, -2) if rows is None else guide.flatten(0, -2)[rows])
+        guide = guide.flatten(0, -2)
+        graded = _targets(guide.masked_fill(out.unsqueeze(1), 0.0) if rows is None else guide[rows])
         neg.guide = MatrixNegatives(graded)
         of_positives = graded if labels.dtype == torch.bool else graded.gather(1, labels)
     if labels.dtype == torch.bool:

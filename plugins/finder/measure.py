@@ -139,7 +139,7 @@ def _some(x: Tensor) -> Iterator[Tensor]:
     rows = {0, x[..., 0].numel() // 2, x[..., 0].numel() - 1}
     flat = x.detach().reshape(-1, shape[-1])
     for row, column in itertools.product(rows, columns):
-        if float(flat[row, column]) > MASKED:
+        if flat[row, column] > MASKED:  # in the precision of the logits
             one = torch.zeros_like(flat)
             one[row, column] = 1.0
             yield one.reshape(shape)

@@ -190,6 +190,21 @@ def test_the_least_similar_key_stays_in_every_engine(engine, pairing, guided):
     torch.testing.assert_close(t(*z, **how), wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_masked_logits_are_no_keys_in_any_precision(dtype):
+    """Minus 1e4 is -9984 in bfloat16; the least similar key, which stays, is none of the masked ones."""
+    logits = torch.tensor([[0.9, 0.75, 0.5, -1e4], [0.25, 0.9, 0.1, -1e4]], dtype=dtype)
+    t = cp.treatment("infonce:t=0.5; threshold=0.2")
+    left = torch.tensor([[0.9, -torch.inf, 0.5, -torch.inf], [-torch.inf, 0.9, 0.1, -torch.inf]], dtype=dtype)
+    torch.testing.assert_close(t.from_logits(logits), cp.InfoNCE(0.5).from_logits(left))
+    assert (t.counts["without_negatives"], t.counts["excluded"]) == (1, 2)
+
+
+def test_a_guide_of_rows_that_are_all_ignored_is_not_read():
+    t, labels = cp.treatment("soft:t=0.5,tau=3.0,weight=linear; threshold=0.2"), torch.tensor([-100, -100])
+    assert float(t.from_logits(torch.full((2, 3), torch.nan), labels)) == 0
+
+
 @pytest.mark.parametrize("text", ["ids=y", "duplicates=y", "ids=y; margin=-0.2"])
 def test_rows_that_are_ignored_say_nothing_of_keys(text):
     """Without the others they are as good as absent, wherever they are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from .draws import DTYPES, PLAIN, TEMPERATURES, WRAPPED, at_now, counts, moving,
 ENTRIES = ["columns", "diagonal", "booleans", "one-hot", "soft", "soft", "scores"]
 WAYS = ["call", "call", "call", "parts", "criterion", "treatment", "compiled"]
 MATRIX_OBJECTIVES = st.one_of(*PLAIN[:11], *PLAIN[16:22], WRAPPED)  # those that need no views
+MARGINS = ["margin(-0.3)", "margin(0.1)", "margin(0.2,relative)", "margin(0.9,percentage)"]
 MATRICES = st.fixed_dictionaries(
     {
         "objective": MATRIX_OBJECTIVES | sums(MATRIX_OBJECTIVES),
@@ -34,7 +36,7 @@ MATRICES = st.fixed_dictionaries(
         "ignored": st.sampled_from([0.0, 0.4]),
         "targets": st.sampled_from(["numbers", "numbers", "one", "of masked keys"]),
         "smoothing": st.sampled_from([0.0, 0.1]),
-        "threshold": st.sampled_from([-0.3, 0.2, 0.6]),
+        "rule": st.sampled_from(["threshold(-0.3)", "threshold(0.2)", "threshold(0.6)", *MARGINS]),
         "log_q": st.booleans(),
         "scale": st.sampled_from([1.0, 3.7, 20.0]),
         "scale is": st.sampled_from(["number", "tensor", "trained"]),
@@ -118,11 +120,11 @@ def check_matrix(case: dict[str, Any]) -> None:
         options = {"scale": scale, **options, "reduction": case["reduction"]}
         if weight.any():
             options["log_q"] = log_q
-        if way == "treatment":  # keys that are more similar than its rule are masked, all but the least similar one
+        if way == "treatment":  # keys of more similarity than the rule's are masked, all but the least similar
             similar = (logits / scale).double()
             negative = ~masked & ~positive & ~ignored.unsqueeze(1)
             least = reference.rounded_up(similar.masked_fill(~negative, math.inf).amin(1, keepdim=True))
-            most = reference.rounded_up(torch.tensor(case["threshold"], dtype=similar.dtype))
+            most = reference.rounded_up(most_similar(case["rule"], similar.masked_fill(~positive, math.inf)))
             if negative.any(1).sum() > 1 and not (negative & (similar <= most)).any():
                 with pytest.raises(ValueError, match="every anchor of this step is left without negatives"):
                     called(case, way, loss_fn, leaf, labels, options, smoothing)
@@ -170,6 +172,14 @@ def check_matrix(case: dict[str, Any]) -> None:
     compare(str(loss_fn), q, loss, exact_loss, [leaf], eps, [1 / scale], how, moved, cancels=soft)
 
 
+def most_similar(rule: str, positives: torch.Tensor) -> torch.Tensor:
+    """Return ``(anchors, 1)`` limits by a rule from the positives' similarities; infinity is not one."""
+    name, value, kind = re.fullmatch(r"(\w+)\(([^,]*),?(\w*)\)", rule).groups()  # type: ignore[union-attr]
+    x, own = float(value), positives.amin(1, keepdim=True)
+    by_kind = {"": own - x, "relative": own - x * own.abs(), "percentage": own * x}
+    return torch.full_like(own, x) if name == "threshold" else by_kind[kind]
+
+
 def called(
     case: dict[str, Any],
     way: str,
@@ -185,7 +195,7 @@ def called(
         criterion = ContrastiveLoss(loss_fn, reduction=case["reduction"], label_smoothing=smoothing)
         return criterion(leaf, given, scale=options["scale"])
     if way == "treatment":
-        loss_fn = cp.Treatment(loss_fn, false_negatives=cp.threshold(case["threshold"]))
+        loss_fn = cp.Treatment(loss_fn, false_negatives=case["rule"])
     options["empty"] = "zero"
     if way == "parts":
         parts = 2 if len(leaf) % 2 == 0 else 1
