@@ -62,6 +62,8 @@ class Negatives(ABC):
     """Whether an anchor may have none, because others are joined to these."""
     valid: Value = 1.0
     """Factor of the loss, ``(anchors, 1)``: NaN for anchors without negatives where no error can be raised."""
+    counted: Tensor | None = None
+    """Which anchors are part of the batch's statistics, ``(anchors, 1)``; None: all."""
     count: Value
     """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
 
@@ -147,7 +149,11 @@ class Negatives(ABC):
 
     def batch_mean(self, x: Tensor) -> Tensor:
         """Average ``(anchors, 1)`` values over the anchors of the whole batch, without gradient."""
-        return (x.mean() if self.group is None else self.group.mean(x)).detach()
+        return (self.over_anchors(x) if self.group is None else self.group.mean(x)).detach()
+
+    def over_anchors(self, x: Tensor) -> Tensor:
+        """Average ``(anchors, 1)`` values over those anchors of this process that count."""
+        return x.mean() if self.counted is None else x.where(self.counted, 0.0).sum() / self.counted.sum().clamp(min=1)
 
     def variance(self) -> Tensor:
         """Compute the population variance, by deviations from the mean rather than by a difference of moments."""

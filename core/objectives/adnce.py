@@ -197,7 +197,8 @@ def _may_cancel(log_total: Tensor, scores: Scores) -> bool:
 def pooled(x: Tensor, neg: Negatives) -> Tensor:
     """Average per-anchor means, ``(anchors, 1)``, over all negatives of the batch."""
     if isinstance(neg.count, Tensor):
-        return neg.across((x * neg.count).sum()) / neg.across(neg.count.sum())
+        count = neg.count if neg.counted is None else neg.count * neg.counted
+        return neg.across((x * count).sum()) / neg.across(count.sum()).clamp(min=1)
     return neg.batch_mean(x)
 
 
@@ -211,7 +212,10 @@ def spread(neg: Negatives) -> Tensor:
 @torch.no_grad()
 def quantile(neg: Negatives, q: float) -> Tensor:
     """Compute the ``q``-quantile of all negatives of the batch by bisection, to 1/2048 of their range."""
-    low, high = neg.across(neg.min().min(), "min"), neg.across(neg.max().max(), "max")
+    low, high = neg.min(), neg.max()
+    if neg.counted is not None:
+        low, high = low.where(neg.counted, low.max()), high.where(neg.counted, high.min())
+    low, high = neg.across(low.min(), "min"), neg.across(high.max(), "max")
     for _ in range(10):
         middle = (low + high) / 2
         below = pooled(neg.mean(lambda s, at=middle: (s <= at).to(s.dtype)), neg) < q - 1e-6  # rounding of the share

@@ -189,7 +189,7 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
         total, first = neg.mean(weighted, b, top)
         kl, h = b * first / total - total.log(), b**3 * neg.moments(b, top)[2]
         if shared:
-            kl, h = kl.mean().expand_as(kl), h.mean().expand_as(h)
+            kl, h = (neg.over_anchors(x).expand_as(x) for x in (kl, h))
         curved = (a > 0) & (h > 0)
         return torch.where(curved, -((radius - kl) ** 2) / (2 * torch.where(curved, h, 1.0)), 0.0)
 

@@ -55,7 +55,10 @@ def test_rows_that_do_not_count_are_never_looked_at(spec, garbage):
     assert report == pytest.approx(cp.objective(spec).report(logits[counted], labels[counted], call="from_logits"))
 
 
-@pytest.mark.parametrize("spec", ["infonce:t=1", "adnce:t=0.5", "hcl:t=0.5", "dro", "adnce:mu=auto"])
+OF_BATCHES = ["adnce:mu=auto,sigma=auto", "adnce:mu=auto,quantile=0.4", "infonce:radius=0.1", "dro:shared=true"]
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=1", "adnce:t=0.5", "hcl:t=0.5", "dro", *OF_BATCHES])
 @pytest.mark.parametrize("masks", [slice(1, None), slice(None, -1)])
 def test_rows_without_negatives_are_an_error_or_zero(spec, masks):
     logits = (cosines(2, anchors=5, negatives=7)[1] * 3).detach().requires_grad_()
@@ -76,9 +79,20 @@ def test_rows_without_negatives_are_an_error_or_zero(spec, masks):
         cp.objective(spec).from_logits(masked, labels, empty="warn")
     if spec == "infonce:t=1":
         same(actual, F.cross_entropy(masked, labels), logits)
-    if spec != "adnce:mu=auto":  # the statistic of the batch would have to leave rows out
-        over = torch.func.vmap(lambda x: cp.objective(spec).from_logits(x, labels, empty="zero"))
-        torch.testing.assert_close(over(torch.stack([masked, masked]))[1], actual)
+    if "auto" in spec or "radius" in spec:  # statistics that are tracked
+        return
+    over = torch.func.vmap(lambda x: cp.objective(spec).from_logits(x, labels, empty="zero"))
+    torch.testing.assert_close(over(torch.stack([masked, masked]))[1], actual)
+
+
+@pytest.mark.parametrize("spec", OF_BATCHES)
+def test_compiled_statistics_leave_out_the_rows_that_do_not_count(spec):
+    logits = cosines(2, anchors=5, negatives=7)[1].detach().requires_grad_()
+    labels = torch.tensor([0, 3, -100, 2, -100])
+    torch._dynamo.reset()
+    compiled = torch.compile(cp.objective(spec).from_logits, backend="eager")
+    same(compiled(logits, labels), cp.objective(spec).from_logits(logits, labels), logits)
+    assert compiled(logits, torch.full((5,), -100), empty="zero") == 0
 
 
 def test_compiled_rows_without_negatives_are_zero():
