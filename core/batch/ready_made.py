@@ -165,13 +165,11 @@ def scores_from_logits(
     # 3. the others leave, or become zeros
     rows: Tensor | None = None
     anchors: Tensor | None = None
-    in_statistics: Tensor | None = None
     out = ~kept
     if not checks.wanted(kept) or bool(out.all()):
         anchors = kept.to(widen(logits).dtype)
         logits = logits.masked_fill(out.unsqueeze(1), 0.0)
         masked, drop = (x if x is None else x & kept.unsqueeze(1) for x in (masked, drop))
-        in_statistics = kept.unsqueeze(1)
     elif bool(out.any()):
         rows, logits, labels = kept, logits[kept], labels[kept]
         masked, drop = (x if x is None else x[kept] for x in (masked, drop))
@@ -182,7 +180,7 @@ def scores_from_logits(
     s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
     weight = None if log_q is None else -checked_log_q(log_q, "log_q", s.shape[1], s.dtype).to(s.device).expand_as(s)
     neg = MatrixNegatives(s, labels if drop is None else None, drop, weight)
-    neg.valid, neg.counted = valid, in_statistics
+    neg.valid, neg.counted = valid, None if anchors is None else kept.unsqueeze(1)
     of_positives: Tensor | None = None
     if guide is not None:
         guide = guide.flatten(0, -2)

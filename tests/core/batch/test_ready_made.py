@@ -85,7 +85,7 @@ def test_rows_without_negatives_are_an_error_or_zero(spec, masks):
     torch.testing.assert_close(over(torch.stack([masked, masked]))[1], actual)
 
 
-@pytest.mark.parametrize("spec", OF_BATCHES)
+@pytest.mark.parametrize("spec", [pytest.param(s, marks=[pytest.mark.slow] * ("radius" not in s)) for s in OF_BATCHES])
 def test_compiled_statistics_leave_out_the_rows_that_do_not_count(spec):
     logits = cosines(2, anchors=5, negatives=7)[1].detach().requires_grad_()
     labels = torch.tensor([0, 3, -100, 2, -100])
