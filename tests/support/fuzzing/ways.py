@@ -269,6 +269,9 @@ def check_emptied(case: dict[str, Any]) -> None:
         counts["emptied: no such rule"] += 1
         return
     expected = outcome(found, "matrix")
+    if isinstance(expected, str) and "a margin needs positives" in expected:  # spread-out documents have none
+        counts["emptied: no positives"] += 1
+        return
     for way in ("matrix", *WAYS):
         result = outcome(found, way)
         refused = isinstance(result, str) and result.startswith("engine=")
