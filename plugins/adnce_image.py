@@ -83,7 +83,6 @@ HOST = Host(
     views="its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can "
     "call the objective with more: loss_fn(z1, z2, z3)",
     inputs="the loss sees embeddings, not images",
-    options=("allow_drift",),
     shims=SHIMS,
     after=after,
 )

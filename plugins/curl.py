@@ -146,7 +146,6 @@ HOST = Host(
     markers=(("curl_sac.py", "class CurlSacAgent"),),
     views="its replay buffer cuts two crops. `counterpoint train control` has more",
     inputs="the criterion sees embeddings, not frames",
-    options=("allow_drift",),
     shims=SHIMS,
     before=before,
     after=after,

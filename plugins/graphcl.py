@@ -70,7 +70,6 @@ HOST = Host(
     ),
     views="its loader makes a graph and one augmented copy. `counterpoint train graph` has more views",
     inputs="graphs cannot be mixed, nor edges moved a little",
-    options=("allow_drift",),
     shims=SHIMS,
     after=patch,
 )

@@ -265,7 +265,7 @@ class Host:
     max_views: int | None = 2
     views: str = ""
     inputs: str = ""
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("allow_drift",)
     hint: str = ""
     shims: tuple[Shim, ...] = ()
     before: Callable[[Seam], object] | None = None

@@ -175,6 +175,5 @@ HOST = Host(
     views="its criteria take two, and its scripts' transforms make two: change one line, criterion = "
     "counterpoint.plugins.lightly.ContrastiveLoss(...), which takes as many as lightly's MultiViewTransform makes",
     inputs="the criterion sees projections, not images",
-    options=("allow_drift",),
     before=patch,
 )

@@ -120,7 +120,6 @@ HOST = Host(
     views="its loader makes two crops of an image and its training loop reads two. A loop of your own can call the "
     "objective with more: loss_fn(q, k, queue=queue), q and k of shape (B, views, dim)",
     inputs="the criterion sees embeddings, not images",
-    options=("allow_drift",),
     shims=SHIMS,
     after=after,
 )

@@ -202,6 +202,5 @@ HOST = Host(
     sites={f"{PYGCL}:InfoNCE.compute": None, f"{PYGCL}:InfoNCESP.compute": None, "model.py:*.semi_loss": None},
     views="its models augment a graph twice. A loop of your own can call the objective with more views",
     inputs="the loss sees embeddings, not graphs",
-    options=("allow_drift",),
     before=patch,
 )

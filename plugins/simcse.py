@@ -106,7 +106,6 @@ HOST = Host(
     markers=(("simcse/models.py", "def cl_forward("),),
     views="its data sets have a sentence twice, or pairs. `counterpoint train sentence` has more views",
     inputs="sentences cannot be moved a little, or averaged",
-    options=("allow_drift",),
     shims=shims.shims(),
     before=patch,
 )
