@@ -75,8 +75,8 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
 
 
 def _duplicates(measured: dict[str, Any]) -> Said:
-    text = "{share:.1%} of the samples have a near-duplicate (a cosine of {cosine:g} or more)"
-    text += ", and {equal} samples share a text or view exactly" * (measured["duplicates"]["equal"] > 0)
+    text = "{share:.1%} of the samples have an anchor with a near-duplicate (a cosine of {cosine:g} or more)"
+    text += ", and {equal:.1%} share an anchor or positive exactly" * (measured["duplicates"]["equal"] > 0)
     if measured["duplicates"]["share"] >= SOME:
         text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "
         text += "that similar, too (--near sets the cosine, of centred features). The atlas has no cell for duplicates"

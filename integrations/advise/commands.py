@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)
-    rows = "write suspected wrong pairs and duplicates, ranked, to this .csv or .jsonl (none)"
+    rows = "write suspected wrong pairs and duplicates, ranked, to this .csv or .jsonl; texts by line, from 1 (none)"
     add("--rows", type=flags.file, metavar="FILE", help=rows)
     flags.add_settings(parser, Settings)
     add("--json", action="store_true", help="print JSON")
@@ -40,6 +40,8 @@ def _check(arguments: argparse.Namespace) -> None:
     for path in (*arguments.data, arguments.ids, arguments.negatives, arguments.negative_ids, arguments.batches):
         if path is not None and not path.exists():
             raise ValueError(f"{path}: no such file or folder.")
+        if path is not None and not (any(path.iterdir()) if path.is_dir() else path.stat().st_size):
+            raise ValueError(f"{path} is empty.")
     if len(arguments.data) > 2:
         raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
     if arguments.rows is not None and arguments.rows.suffix not in (".csv", ".jsonl"):

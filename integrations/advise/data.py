@@ -85,7 +85,7 @@ def from_arrays(
 def _numbers(values: Any, name: str) -> Tensor:
     array = np.asarray(values)
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"{name}: expected an array of numbers, got {array.dtype}.")
+        raise ValueError(f"{name}: expected an array of numbers, got {array.dtype}; pairs of texts are one file.")
     return torch.as_tensor(array.astype(np.float32))
 
 
@@ -109,7 +109,7 @@ def read(paths: Sequence[Path], settings: Settings, **known: Path | None) -> Pai
         if len(paths) != 2:
             raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.")
         data = replace(from_arrays(*map(_array, paths), **parts), modality=settings.modality)
-    elif not paths[0].is_dir():
+    elif not paths[0].is_dir() or (paths[0] / "corpus.jsonl").exists():
         data = _texts(paths[0], parts.get("ids"), settings)
     elif "ids" in parts:
         raise ValueError("--ids is for arrays and texts; the ids of images are the folders in which they lie.")
@@ -126,11 +126,19 @@ def _array(path: Path) -> Any:
 
 
 def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
-    """Read two texts per line, with a tab between them."""
-    rows = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
-    lines = {i: line.split("\t") for i, line in rows if line}
+    """Read two texts per line, with a tab between them, or the pairs of a retrieval collection."""
+    if path.is_dir():
+        from ..sentence.retrieval import read as collection
+
+        split = "train" if (path / "qrels/train.tsv").exists() else "test"
+        lines = {i: [*pair] for i, pair in enumerate(collection(path, split).pairs(), 1)}
+    else:
+        rows = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
+        lines = {i: line.split("\t") for i, line in rows if line}
     if wrong := [i for i, line in lines.items() if len(line) != 2]:
         raise ValueError(f"{path}, line {wrong[0]}: expected two texts with a tab between them.")
+    if ids is not None:
+        _ids(ids, "ids", (len(lines),))  # before the model is loaded
     if settings.model is None:
         raise ValueError("a file of texts needs a sentence model: --model sentence-transformers/all-MiniLM-L6-v2")
     from ..sentence import frameworks  # noqa: F401  names the extra to install  # isort: skip

@@ -22,7 +22,7 @@ def measure(data: Pairs, settings: Settings) -> tuple[Result, list[Result]]:
     """Return all measurements that the data allows, as JSON values, and the suspects behind them, the worst first.
 
     A suspect is a wrong pair, whose score is the share of random pairs that are less similar, or a duplicate, whose
-    score is its cosine with the other.
+    score is its cosine with the other, of the views that are more similar.
     """
     data = data.draw(settings.limit)
     if len(data) < FEWEST:
@@ -44,17 +44,21 @@ def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[
     Features are centred, as those of a network share a direction, by which all their cosines are near 1. Also count
     samples that share one of the first two views, which the treatment ``duplicates`` leaves out.
     """
-    times = merged_of_all([numbered(data.x[rows], False) for rows in data.views.T[:2]], False).bincount()
-    equal = int(times[times > 1].sum())
+    same = merged_of_all([numbered(data.x[rows], False) for rows in data.views.T[:2]], False).tolist()
+    first = {sample: i for i, sample in reversed([*enumerate(same)])}
+    equal = [(first[sample], i) for i, sample in enumerate(same) if first[sample] != i]
     x = data.x[data.views[:, 0]]
     x = normalize(x - x.mean(0), dim=1)
     top = [(part @ x.T).topk(2) for part in x.split(1000)]
     closest, other = torch.cat([t.values[:, 1] for t in top]), torch.cat([t.indices for t in top])
     other = torch.where(other[:, 0] == torch.arange(len(x)), other[:, 1], other[:, 0])  # of equal rows either is first
-    some = [i for i in closest.argsort(descending=True).tolist() if closest[i] >= near]
-    listed = {tuple(sorted((numbers[i].item(), numbers[other[i]].item()))): closest[i].item() for i in some}
-    rows = [{"kind": "duplicate", "row": i, "other": j, "score": round(score, 4)} for (i, j), score in listed.items()]
-    return {"cosine": near, "share": float((closest >= near).float().mean()), "equal": equal}, rows
+    found = [(i, int(other[i]), closest[i].item()) for i in range(len(x)) if closest[i] >= near]
+    found += [(i, j, 1.0) for i, j in equal]
+    listed = {tuple(sorted(numbers[[i, j]].tolist())): round(score, 4) for i, j, score in found}
+    worst = sorted(listed.items(), key=lambda item: -item[1])
+    rows = [{"kind": "duplicate", "row": i, "other": j, "score": score} for (i, j), score in worst]
+    share = len({i for pair in equal for i in pair}) / len(x)
+    return {"cosine": near, "share": float((closest >= near).float().mean()), "equal": share}, rows
 
 
 def wrong_positives(data: Pairs, numbers: Tensor) -> tuple[Result, list[Result]]:

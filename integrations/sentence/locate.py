@@ -42,5 +42,6 @@ def find(model: str | Path, revision: str | None = None) -> str:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
     cached = [path.parents[2].name for path in Path(constants.HF_HUB_CACHE).glob("models--*/snapshots/*/config.json")]
     local = [*dict.fromkeys(name.removeprefix("models--").replace("--", "/") for name in cached)]
+    local += [path.parent.name for path in Path().glob("*/modules.json")]
     known = nearest(name, local).replace("Known:", "On this machine:") if local else " No model is on this machine."
     raise FileNotFoundError(f"model: {name} was not found: it is neither a folder nor on the hub ({reason}).{known}")

@@ -65,10 +65,14 @@ def test_batches_and_rows(arrays, capsys):
         ("a.npy b.npy --rows rows.txt", "expected a .csv or .jsonl file"),
         ("a.npy labels.txt", "the second view: expected an array of numbers, got <U3"),
         ("labels.txt", "labels.txt, line 1: expected two texts with a tab between them"),
+        ("empty.tsv", "empty.tsv is empty"),
+        ("empty", "empty is empty"),
         ("a.npy b.npy --near 2", "near must be a finite number with -1 < near < 1"),
     ],
 )
 def test_wrong_input(arrays, capsys, line, said):
+    (arrays / "empty.tsv").touch()
+    (arrays / "empty").mkdir()
     words = [str(arrays / word) if (arrays / word).exists() else word for word in f"advise {line}".split()]
     try:
         code = main(words)
@@ -107,3 +111,17 @@ def test_a_file_of_text_pairs(tmp_path, bert):
     assert data.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     with pytest.raises(ValueError, match="a file of texts needs a sentence model: --model"):
         read([tmp_path / "pairs.tsv"], Settings())
+    np.save(tmp_path / "ids.npy", np.arange(7))
+    with pytest.raises(ValueError, match=r"ids: expected the shape \(8,\), got \(7,\)"):
+        read([tmp_path / "pairs.tsv"], Settings(), ids=tmp_path / "ids.npy")
+
+
+def test_a_retrieval_collection(tmp_path, bert):
+    pytest.importorskip("sentence_transformers")
+    (tmp_path / "qrels").mkdir()
+    for name in ("corpus", "queries"):
+        lines = (json.dumps({"_id": f"{name}{i}", "text": f"a cat {name} {i}"}) + "\n" for i in range(8))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    judged = (f"queries{i}\tcorpus{i}\t1\n" for i in range(8))
+    (tmp_path / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+    assert len(read([tmp_path], Settings(model=str(bert)))) == 8

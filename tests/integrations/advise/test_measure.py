@@ -59,9 +59,12 @@ def test_duplicates():
 def test_equal_texts_are_counted_in_either_column():
     a, b, _ = clusters(300)
     a[:6], b[6:8] = a[6:12], b[7:9]  # 0 to 11 in pairs, of which 6, 7 and 8 share the other text
-    measured, _ = measure(from_arrays(a, b), Settings(near=0.999))
-    assert measured["duplicates"]["equal"] == 12
-    assert any(", and 12 samples share a text or view exactly" in one["text"] for one in advise(measured))
+    measured, suspects = measure(from_arrays(a, b), Settings(near=0.999))
+    assert measured["duplicates"]["equal"] == pytest.approx(12 / 300)
+    assert any(", and 4.0% share an anchor or positive exactly" in one["text"] for one in advise(measured))
+    pairs = {(one["row"], one["other"]): one["score"] for one in suspects if one["kind"] == "duplicate"}
+    assert {pair for pair, score in pairs.items() if score == 1} >= {(0, 6), (5, 11)}
+    assert {i for pair in pairs for i in pair} >= set(range(12))
 
 
 def test_hard_negatives_by_ids_and_by_a_guide():
