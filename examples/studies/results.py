@@ -68,7 +68,7 @@ STUDIES = {
         "graph_power",
         ["accuracy"],
         [TUNED],
-        "And with enough seeds to find half a point?",
+        "Does another loss train a better encoder of graphs, with seeds enough to find half a point?",
         "graphcl_tu.py --power --datasets MUTAG --seeds 264 --out runs/graph_power",
     ),
     "simcse_sts": Study(
