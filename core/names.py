@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from inspect import ismodule
 from itertools import chain
 from pathlib import Path
 from pkgutil import iter_modules
@@ -67,6 +68,11 @@ def nearest(name: str, known: Iterable[str], most: int = 0) -> str:
     return f"{closest(name, known)} Known: {', '.join(known)}."
 
 
+def of_data(names: Mapping[str, Any]) -> list[str]:
+    """Return the names of what may be data: no modules, functions and classes."""
+    return [name for name, value in names.items() if name[:1] != "_" and not callable(value) and not ismodule(value)]
+
+
 def no_script(path: Path) -> str:
     """Return the message for a script that does not exist, or is a folder."""
     if path.is_dir():
@@ -91,7 +97,7 @@ def checked_options(init: Init) -> Init:
     @wraps(call)
     def checked(self: Any, *args: Any, **options: Any) -> None:
         for name in options.keys() - set(known):
-            it = ' Give it to the objective: "infonce:t=0.05" for scale=20.'
+            it = ' It is the objective\'s: "infonce:t=0.5", or t=0.05 for a scale of 20.'
             hint = it if name in ("temperature", "t", "tau", "scale") else ""
             raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}{nearest(name, known)}")
         call(self, *args, **options)
@@ -107,7 +113,7 @@ def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
         classes: the class of each known objective, by its name in specs.
     """
     if name == "host":
-        return "'host' is the loss of a script that `counterpoint` runs; here, name infonce:t=0.1, or give like=."
+        return "'host' is the loss of a script that `counterpoint` runs; here, name it, as infonce:t=0.1."
     here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")
     return f"unknown objective {name!r}.{nearest(here, classes)}"
 

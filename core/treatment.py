@@ -30,7 +30,7 @@ from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, p
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
-from .names import check_known, nearest
+from .names import check_known, nearest, of_data
 from .objective import Objective, Wrapper, as_objective
 from .vectors import widen
 
@@ -437,7 +437,7 @@ def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
     """Look up a path."""
     first, *steps = _STEP.finditer(path)
     if first[1] not in names:
-        raise ValueError(f"{what}={path}: no such name here or in the callers.{nearest(first[1], names, 8)}")
+        raise ValueError(f"{what}={path}: no such name here or in the callers.{nearest(first[1], of_data(names), 8)}")
     value = names[first[1]]
     for step in steps:
         name, number, key = step.groups()

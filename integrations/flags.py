@@ -98,13 +98,17 @@ def check_runs(places: Sequence[str | Path]) -> None:
 
 def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], object] = lambda run: True) -> list[Run]:
     """Return the finished runs of a domain for which ``where`` is true; raise ``ValueError`` if there are none."""
+    from .store.progress import print_line
     from .store.run import find_runs
 
-    runs = [run for run in find_runs(places) if run.done and not run.tuning and where(run)]
+    found = [run for run in find_runs(places) if run.done and not run.tuning]
+    runs = [run for run in found if run.arguments["domain"] == domain and where(run)]
+    others = sorted({run.arguments["domain"] for run in found} - {domain})
     if not runs:
-        raise ValueError(f"no finished run of an encoder in {', '.join(map(str, places))}")
-    if wrong := [run.address for run in runs if run.arguments["domain"] != domain]:
-        raise ValueError(f"{wrong[0]} is not a run of {domain}")
+        of_others = f", only of {', '.join(others)}" if others else ""
+        raise ValueError(f"no finished run of {domain} in {', '.join(map(str, places))}{of_others}")
+    if others:
+        print_line(f"left out: runs of {', '.join(others)}")
     return runs
 
 

@@ -95,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 def command(args: argparse.Namespace) -> int:
     """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
-    from .host import Seam, SeamError, UnreachedError, is_first_process
+    from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run
 
     try:
@@ -127,7 +127,7 @@ def command(args: argparse.Namespace) -> int:
     report, counts = (None if file is None else file.resolve() for file in (args.report, args.counts))
     # is_first_process() now, since process groups may be gone at the end
     seam = Seam(args.objective, args.verify, report, options, args.start, quiet=not is_first_process())
-    failure = None
+    failure, failed = None, False
     try:
         try:
             run(host, seam, path, arguments, use_shims=not args.no_shims)
@@ -142,14 +142,14 @@ def command(args: argparse.Namespace) -> int:
         seam.raise_if_half()
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
-        failure = str(error)
+        failure, failed = str(error), not isinstance(error, HalfError)
         return error.code
     finally:
         if counts is not None and not seam.quiet:
             about = {"host": host.name, "objective": seam.spec, "own": seam.own, "calls": seam.calls, "error": failure}
             counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
         if not seam.quiet:
-            print(summary(host, seam), file=sys.stderr)
+            print(summary(host, seam, failed), file=sys.stderr)
     return 0
 
 
@@ -216,12 +216,12 @@ def check(args: argparse.Namespace, host: Host) -> None:
         )
 
 
-def summary(host: Host, seam: Seam) -> str:
-    """Describe a run that has ended: calls, differences, and where else the loss might be."""
+def summary(host: Host, seam: Seam, failed: bool = False) -> str:
+    """Describe a run that has ended, in its last call if it has failed: calls, differences, and other places."""
     text = f"counterpoint: {host.name}: the loss was reached {seam.calls} times"
     replaced = seam.calls > 0 and not seam.uses_own_loss
     if replaced:
-        text += f"; {seam.spec!r} trained in {seam.calls - seam.verify} of them"
+        text += f"; {seam.spec!r} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
     if seam.proofs:
         text += (
             f"; {'before it was replaced, ' * replaced}the gradient at the {seam.proved_at} was that of the host's own "
@@ -237,6 +237,8 @@ def summary(host: Host, seam: Seam) -> str:
         text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
         if not counts["excluded"] and re.search(r";\s*duplicates\s*(;|$)", seam.spec):
             text += ": dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
+        elif not counts["excluded"] and "labels" not in seam.spec:
+            text += ": it did nothing"
         if empty := counts["without_negatives"]:
             text += f"; {empty:.2%} of the anchors had no negatives left but the least similar one"
     return text + "".join(f"\n  {place}: {note}" for place, note in seam.notes.items())

@@ -137,6 +137,12 @@ class ContrastiveLoss(nn.Module):
                 f"{where}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
                 "one over the host's scale: t=0.05."
             )
+        for name, path in getattr(self.objective, "paths", {}).items():
+            if path in ("label", "labels") and name in ("ids", "labels", "index"):
+                labels = "classes" if name == "labels" else name
+            elif name != "guide" or guide is None:
+                here = f'a column "label" of the dataset as {name}=labels, duplicates="text", and guide=, a model'
+                raise ValueError(f"{where}: {name}={path} is for `counterpoint inject`; this loss takes {here}.")
         views = (self.objective.views or 2) if views is None else views
         if views < 2:
             raise ValueError(f"{where}: views must be at least 2, got {views!r}.")

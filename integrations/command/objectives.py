@@ -21,7 +21,7 @@ WIDTH = 100
 FIRST = ("infonce", "hcl")  # the objective of most, and the one that has gained in most studies
 BEFORE = """\
 What gains most is to tell a loss its fault, in this order: "infonce; ids=PATH", "infonce; duplicates",
-"infonce; guide=PATH; margin=-0.1" (docs/guides/race.md); then hcl; then the others.
+"infonce; guide=PATH; margin=-0.1" (see counterpoint race --help); then hcl; then the others.
 """
 COSINES = (-0.2, 0.8)  # of most negatives in a batch
 ADVICE = {"use": "use", "first": "tune_first", "cost": "cost"}  # key in JSON: attribute of the class

@@ -136,7 +136,8 @@ def _downloaded(name: str, split: str, size: int, folders: list[Path], root: str
             dataset = class_(cache, download=True, **options)
         except Exception as error:  # whatever the network, the server and the file system raise
             cause = f"{type(error).__name__}: {error}".partition("\n")[0]
-            raise ValueError(f"data {name!r}: not found on disk, and the download failed ({cause}).") from error
+            places = f"not on disk in {', '.join(map(str, [*folders, cache]))} (--root, COUNTERPOINT_DATA)"
+            raise ValueError(f"data {name!r}: {places}, and the download failed ({cause}).") from error
     classes = tuple(getattr(dataset, "classes", getattr(dataset, "categories", ())))
     raw = getattr(dataset, "data", None)
     if isinstance(raw, np.ndarray) and size == source.size:  # CIFAR and STL-10 are arrays

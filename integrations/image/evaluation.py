@@ -28,7 +28,7 @@ ATTACK_BATCH = 250
 
 def check_probes(probes: Iterable[str], train: ImageSet, test: ImageSet) -> list[str]:
     """Check the names of probes, and return those that the data allow: none without classes."""
-    probes = list(probes)
+    probes = [probes] if isinstance(probes, str) else list(probes)
     for probe in probes:
         check_choice("probe", probe, PROBES)
     if train.labelled and len(train.y.unique()) < 2:

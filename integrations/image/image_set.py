@@ -39,6 +39,8 @@ class ImageSet:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
             raise TypeError(f"ImageSet(name, x, y): expected a name first, got {type(self.name).__name__}.")
+        if not isinstance(self.x, torch.Tensor):
+            raise TypeError(f"{self.name}: expected a tensor of images, got {type(self.x).__name__}.")
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
             raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {self.x.dtype} {tuple(self.x.shape)}.")
         if self.y.shape != (len(self.x),):

@@ -106,6 +106,10 @@ def test_labels_are_ids_or_classes(model):
     ):  # fmt: skip
         ours = ContrastiveLoss(model, spec, labels=what)(data, labels)
         torch.testing.assert_close(ours, cp.objective(spec)(a, b, pairing="one_way", **{name: labels}))
+        told = ContrastiveLoss(model, f"{spec}; {name}=labels")  # a treatment's text, as in `inject`
+        torch.testing.assert_close(told(data, labels), ours)
+    with pytest.raises(ValueError, match=r"ids=data.y is for `counterpoint inject`; this loss takes a column"):
+        ContrastiveLoss(model, "hcl; ids=data.y")
     with pytest.raises(ValueError, match="labels='ids' needs a dataset with a column label"):
         ContrastiveLoss(model, "hcl", labels="ids")(data, None)
 
