@@ -198,7 +198,10 @@ def conclude(
     data["open"] = [loss["site"] for loss in losses if id(loss) not in covered]
     for loss in losses:
         loss["command"] = id(loss) in covered
-    every = {path: about for loss in losses if loss["form"] for path, about in loss["told"].items()}
+    every = dict[str, Any]()
+    for group in [group for _, group in ready] or [[loss] for loss in losses if loss["form"]]:
+        common = [path for path in group[0]["told"] if all(path in loss["told"] for loss in group)]
+        every |= {path: group[0]["told"][path] for path in common}
     data["told"] = [{"path": path, **about} for path, about in every.items()]
     ready = ready if only or not data["open"] else []
     part = ["--only"] if data["open"] or len(ready) > 1 else []

@@ -15,7 +15,8 @@ errors.
 import functools
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -144,6 +145,7 @@ class Replaced(ABC):
         seam.notes[f"{self.where}, allowed"] = message
 
 
+@dataclass(eq=False)
 class Logits(Replaced):
     """The logits of one call of the host's loss.
 
@@ -164,28 +166,24 @@ class Logits(Replaced):
     """
 
     kind = "logits"
+    seam: Seam
+    site: object
+    where: str
+    own: str
+    positives: Tensor | None
+    options: dict[str, Any] = field(default_factory=dict)
+    keys: int = -1
+    both: bool = False
+    flipped: Tensor | None = None
+    apart: bool = False
+    later: float = 0.0
+    deduced: bool = False
+    told: dict[str, Any] = field(default_factory=dict)
+    targets: Tensor | None = None
 
-    def __init__(
-        self,
-        seam: Seam,
-        site: object,
-        where: str,
-        own: str,
-        positives: Tensor | None,
-        options: dict[str, Any] | None = None,
-        keys: int = -1,
-        both: bool = False,
-        flipped: Tensor | None = None,
-        apart: bool = False,
-        later: float = 0.0,
-        deduced: bool = False,
-        told: Mapping[str, Any] | None = None,
-        targets: Tensor | None = None,
-    ) -> None:
-        self.seam, self.site, self.where, self.own, self.positives = seam, site, where, own, positives
-        self.deduced, self.told = deduced, {{"labels": "classes"}.get(k, k): v for k, v in (told or {}).items()}
-        self.options, self.keys, self.both, self.flipped = options or {}, keys, both, flipped
-        self.apart, self.later, self.targets = apart, later, None if targets is None else widen(targets.detach())
+    def __post_init__(self) -> None:
+        self.told = {{"labels": "classes"}.get(k, k): v for k, v in self.told.items()}
+        self.targets = None if self.targets is None else widen(self.targets.detach())
         self.arrived: Tensor | None = None  # at the losses of the anchors, if the host weights these by itself
 
     @property

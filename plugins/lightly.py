@@ -19,9 +19,8 @@ InfoNCE, and are refused for the others, which have none.
 **What is not possible.** A negative temperature.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -95,33 +94,27 @@ class ContrastiveLoss(nn.Module):
                 raise ValueError(f"{NAME}: a memory bank goes with two views, query and key, got {len(views)}.")
             updates = views[0].requires_grad and torch.is_grad_enabled()
             keys = self.memory_bank(unit(widen(views[1])), update=updates)[1].T
-        return _call(views, keys, self.gather_distributed, self.weight_fn, options).loss(self.objective)
+        return _call(views, keys, self.gather_distributed, self.weight_fn, **options).loss(self.objective)
 
 
-def _call(
-    views: Sequence[Tensor],
-    keys: Tensor | None,
-    gather: bool,
-    weight_fn: _Weights | None,
-    options: Mapping[str, Any] = MappingProxyType({}),
-) -> Call:
+def _call(views: Sequence[Tensor], bank: Tensor | None, gathers: bool, weight: _Weights | None, **options: Any) -> Call:
     """Return the call of an objective for these views, and for the bank's keys."""
-    if keys is None and weight_fn is None:
-        return Call(views, {"gather": gather, **options})
+    if bank is None and weight is None:
+        return Call(views, {"gather": gathers, **options})
     if len(views) != 2:
         raise ValueError(f"{NAME}: weight_fn= goes with two views, got {len(views)}.")
     query, key = (unit(widen(view)) for view in views)
-    if keys is None and weight_fn is not None:
-        weights = torch.stack([weight_fn(query, key), weight_fn(key, query)])
-        return Call(views, {"gather": gather, "positive_factor": weights, **options})
-    assert keys is not None
+    if bank is None and weight is not None:
+        weights = torch.stack([weight(query, key), weight(key, query)])
+        return Call(views, {"gather": gathers, "positive_factor": weights, **options})
+    assert bank is not None
     if unknown := {"ids", "labels", "guide", "log_q"}.intersection(options):
         own = "loss_fn(query, key, queue=cp.Keys(bank, ids=...), ids=...) has them"
         raise ValueError(f"{NAME}: the memory bank has no {' or '.join(sorted(unknown))} of its keys; {own}.")
     if not key.requires_grad:
-        return Call((query, key), {"queue": keys.to(query), "normalize": False, **options})
+        return Call((query, key), {"queue": bank.to(query), "normalize": False, **options})
     with torch.autocast(query.device.type, enabled=False):
-        return Call(((query * key).sum(-1), query @ keys.to(query).T), dict(options), method="from_scores")
+        return Call(((query * key).sum(-1), query @ bank.to(query).T), options, method="from_scores")
 
 
 def _check_has_weights(loss_fn: Objective) -> None:

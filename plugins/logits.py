@@ -18,10 +18,8 @@ multiplies a ``log_softmax`` by are named, ``--positives sim_i2t_targets``, one 
 **What is not possible.** Whatever needs embeddings. Class weights have no counterpart.
 """
 
-import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -132,8 +130,8 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str
     sites_ = dict(zip(pairs or map(Site.parse, named), named.values(), strict=True))
     calls = Calls(seam, sites_)
     calls.scales.otherwise = scale
-    if sites is None:
-        for_modules(seam, functools.partial(_check, (*sites_, *pairs.values())))
+    for site in () if sites else (*sites_, *pairs.values()):
+        for_modules(seam, site.check)
     if products:
         calls.scales.stop()  # --own says it
         replace_products(calls, pairs)
@@ -150,12 +148,6 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str
 
     seam.at_end.append(end)
     seam.say("replacing the gradient at " + ("the host's losses" if sites else ", ".join(products or texts)))
-
-
-def _check(sites: Iterable[Site], module: ModuleType) -> None:
-    if isinstance(file := getattr(module, "__file__", None), str):
-        for site in sites:
-            site.check(file)
 
 
 def _with_positives(options: Mapping[str, Any], name: str) -> dict[str, str | None]:

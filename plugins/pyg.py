@@ -141,14 +141,15 @@ def patch_module(seam: Seam, module: ModuleType) -> None:
     known = is_file(getattr(module, "__file__", None) or "", PYGCL)
     for class_ in [value for value in vars(module).values() if issubclass(type(value), type)]:
         own = vars(class_)
-        if class_.__module__ != module.__name__ or getattr(own.get("loss"), "is_ours", False):
+        if class_.__module__ != module.__name__ or own.get("is_replaced"):
             continue
         if {"semi_loss", "projection", "loss"} <= own.keys():
             _patch_grace(seam, class_)
-        elif known and class_.__name__ in ("InfoNCE", "InfoNCESP") and not getattr(class_.compute, "is_ours", False):
+        elif known and class_.__name__ in ("InfoNCE", "InfoNCESP"):
             _patch_pygcl(seam, class_)
         else:
             continue
+        class_.is_replaced = True
         seam.say(f"replacing the gradient at the loss of {class_.__name__} in {module.__file__}")
 
 
@@ -166,7 +167,6 @@ def _patch_grace(seam: Seam, class_: Any) -> None:
         finally:
             del self.projection
 
-    loss.is_ours = True  # type: ignore[attr-defined]
     class_.loss = torch.compiler.disable(loss)
 
 
@@ -187,7 +187,6 @@ def _patch_pygcl(seam: Seam, class_: Any) -> None:
         loss = host_compute(self, *embeddings(anchor, sample), pos_mask, neg_mask, *rest)
         return embeddings.returned(loss)  # type: ignore[no-any-return]
 
-    compute.is_ours = True  # type: ignore[attr-defined]
     class_.compute = torch.compiler.disable(compute)
 
 

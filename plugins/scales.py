@@ -6,6 +6,7 @@ autograd instead: how logits move with the product of embeddings that they come 
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from types import FrameType
 
 import torch
@@ -58,7 +59,10 @@ class Scales:
         findings = self.measured.setdefault(where, []) if logits.requires_grad else self.measured.get(where, [])
         measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
         if measures:
-            findings.append(self._measure(logits, biased))
+            assert self.watch is not None
+            findings.append(None)
+            with suppress(RuntimeError):  # the script must not fail where only the measurement does
+                findings[-1] = scale_of(self.watch, logits, biased)
         elif logits.requires_grad and not findings and torch.overrides._get_current_function_mode() is None:
             self.start()  # for the next call: the products of this one were not watched
         scale: float | Tensor | None
@@ -100,13 +104,6 @@ class Scales:
         if differs and self.watch and len(findings) <= CALLS:
             raise SeamError(f"--bias {option} is wrong: logits at {where} are shifted by {measured:.6g}")
         return value
-
-    def _measure(self, logits: Tensor, biased: bool) -> Finding | None:
-        assert self.watch is not None
-        try:
-            return scale_of(self.watch, logits, biased)
-        except RuntimeError:  # the script must not fail where only the measurement does
-            return None
 
     def _inferred(self, findings: Sequence[Finding | None], frame: FrameType, where: str) -> float | Tensor | None:
         """Return the measured scale: a number, or the tensor that holds it."""

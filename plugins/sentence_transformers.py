@@ -217,17 +217,11 @@ class ContrastiveLoss(nn.Module):
             return [self.model(features)["sentence_embedding"] for features in sentence_features]
         return embed(self.model, sentence_features)  # type: ignore[no-any-return]
 
-    def _loss(
-        self,
-        embeddings: list[Tensor],
-        labels: Tensor | None,
-        hard_ids: Tensor | None = None,
-        hard_guide: Tensor | None = None,
-        **extra: Any,
-    ) -> Tensor:
-        """Compute the loss; ``extra`` are further arguments of ``Objective.forward``."""
+    def _loss(self, embeddings: list[Tensor], labels: Tensor | None, **known: Any) -> Tensor:
+        """Compute the loss; of what is ``known``, all but that of hard negatives are arguments of the objective."""
         views, hard = self._split(embeddings)
-        options: dict[str, Any] = {"gather": self.gather_across_devices, **extra}
+        hard_ids, hard_guide = known.pop("hard_ids", None), known.pop("hard_guide", None)
+        options: dict[str, Any] = {"gather": self.gather_across_devices, **known}
         options |= {"false_negatives": self.rules, "empty": "zero"} if self.rules else {}
         options |= {} if self.in_batch else {"in_batch": False}  # without hard negatives the objective refuses it
         if hard:

@@ -10,7 +10,7 @@ import sys
 from collections import ChainMap
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -48,9 +48,9 @@ class Site:
             raise SeamError(f"{option} {text!r}: expected FILE:LINE or FILE:FUNCTION, as in loss.py:ClipLoss.forward")
         return cls(text, file, int(place) if place.isdigit() else None, "" if place.isdigit() else place)
 
-    def check(self, file: str) -> None:
-        """Raise an error if ``file`` is this one, and has no such function, or no call on the line."""
-        exact = Path(self.file)
+    def check(self, module: ModuleType) -> None:
+        """Raise an error if the file of a module is this one, and has no such function, or no call on the line."""
+        file, exact = str(getattr(module, "__file__", None)), Path(self.file)
         if not is_file(file, self.file) or is_installed(file) or (exact.is_file() and not exact.samefile(file)):
             return
         known, line = functions(file), self.line or 0
@@ -82,13 +82,13 @@ def caller() -> FrameType:
     return frame
 
 
-def names_at(frame: FrameType) -> ChainMap[str, Any]:
+def names_at(frame: FrameType | None) -> ChainMap[str, Any]:
     """Return the names that the function at ``frame`` has, and, behind these, those of its callers in the script."""
     scopes: list[dict[str, Any]] = []
-    scope: FrameType | None = frame
-    while scope is not None:
-        scopes += [] if is_own(scope) else [scope.f_locals, scope.f_globals]
-        scope = scope.f_back
+    while frame is not None:
+        hidden = is_own(frame) or is_of_torch(frame.f_code.co_filename)
+        scopes += [] if hidden else [frame.f_locals, frame.f_globals]
+        frame = frame.f_back
     return ChainMap(*scopes)
 
 
@@ -129,13 +129,7 @@ def place(frame: FrameType) -> str:
 
 
 def short(file: str) -> str:
-    return _relative(file, os.getcwd())
-
-
-@functools.lru_cache(4096)
-def _relative(file: str, folder: str) -> str:
-    path = Path(file)
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else file
+    return file.removeprefix(f"{os.getcwd()}{os.sep}")
 
 
 @functools.lru_cache(4096)

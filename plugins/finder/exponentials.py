@@ -53,10 +53,6 @@ class _Unit:
         s, g = _matrix(sink.x.detach().double()) / scale, _matrix(gradient.double()) * scale
         return cls(product, s, g, scale, sink, logits=True)
 
-    @property
-    def anchors(self) -> Tensor:
-        return self.product.a.detach()
-
 
 def _matrix(x: Tensor) -> Tensor:
     if x.dim() == 3 and 1 in x.shape:
@@ -150,7 +146,7 @@ def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> t
     """Return a group and its form, with the similarities ``alone`` of the same anchors if it has a form with these."""
     first = group[0]
     for product, g in alone:
-        if any(len(x) == len(first.s) and _same(x.detach(), first.anchors) for x in (product.a, product.b)):
+        if any(len(x) == len(first.s) and _same(x.detach(), first.product.a.detach()) for x in (product.a, product.b)):
             whole = [*group, _Unit.of_product(product, g, first.scale, first.sink)]
             if (form := _recognise(whole)) is not None:
                 return whole, form
@@ -162,7 +158,7 @@ def _groups(units: list[_Unit]) -> Iterator[list[_Unit]]:
     groups: list[list[_Unit]] = []
     for unit in sorted(units, key=lambda unit: unit.single):
         for group in groups:
-            n, first = len(unit.s), group[0].anchors
+            n, first = len(unit.s), group[0].product.a.detach()
             fits = n == len(first) or (unit.single and first.dim() == 2 and len(first) % n == 0)
             sides = (unit.product.a, unit.product.b)[: 1 + unit.single]  # pairs have no first side
             if fits and any(_same(x.detach(), first[:n]) for x in sides):
@@ -230,7 +226,9 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "self_similarity": self_similarity,
             "gradient_difference": form.error,
         }
-        rule = _rule(str(finding["positives"]), products[0])
+        # positives of a batched product are on each of its diagonals
+        groups = math.prod(products[0].a.shape[:-2]) if products[0].kind == "matrix" else 1
+        rule = (RULES | {f"the diagonal of each of {groups} parts": "diagonal"}).get(str(finding["positives"]))
         width = sum(unit.s.shape[1] for unit in group if not unit.single)
         if any(unit.single for unit in group) and form.positives.shape[1] > width > 0:
             finding["positives"] = "the product at " + next(unit.product.place.short for unit in group if unit.single)
@@ -278,11 +276,3 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short
     return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}
-
-
-def _rule(positives: str, product: Product) -> str | None:
-    """Return the ``--positives`` that these words say; those of a batched product are on each of its diagonals."""
-    groups = math.prod(product.a.shape[:-2]) if product.kind == "matrix" else 1
-    if groups > 1 and positives == f"the diagonal of each of {groups} parts":
-        return "diagonal"
-    return RULES.get(positives)

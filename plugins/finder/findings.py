@@ -5,7 +5,8 @@ labels or the gradient's, and every conclusion is computed with our objective an
 and gradient on the same tensors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import combinations
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from counterpoint.batch.ready_made import MASKED, columns_of
 
 from ..host import world_size
-from ..sites import names_at
 from .binary import judge_binary
 from .exponentials import judge_exponentials
 from .functions import function_of, gradients, relative, tolerance_of
@@ -22,7 +22,7 @@ from .measure import measure
 from .products import Product
 from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, targets_of
 from .records import Finding
-from .told import told
+from .told import tell
 from .watch import Sink, Watch
 
 _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
@@ -35,57 +35,46 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     judged, nodes = {id(sink.x) for sink in labeled}, {node for sink in labeled for node in sink.walk.nodes}
     others = [s for s in watch.sinks if s.labels is None and id(s.x) not in judged]
     others = [s for s in others if s.edge is None or s.edge.node not in nodes]
-    found = _judged_alone(watch, labeled, lambda sink: _cross_entropy(watch, sink, root))
-    binary = [sink for sink in others if sink.kind == "binary logits"]
-    found += _judged_alone(watch, binary, lambda sink: judge_binary(watch, sink, root, _base(sink, sink.walk.products)))
     rest = [sink for sink in others if sink.kind != "binary logits"]
-    try:
-        found += judge_exponentials(watch, rest, root, _base)
-    except Exception as error:
-        _note(watch, rest[0], error)
+    every: list[Finding | None] = []
+    for sink in [*labeled, *others]:
+        with _noting(watch, sink):
+            if sink.labels is not None:
+                every.append(_cross_entropy(watch, sink, root))
+            elif sink.kind == "binary logits":
+                every.append(judge_binary(watch, sink, root, _base(sink, sink.walk.products)))
+            elif sink is rest[0]:
+                every += judge_exponentials(watch, rest, root, _base)
+    found = [finding for finding in every if finding is not None]
     _pair_directions(found)
     for finding in found:
-        finding.pop("_logits", None)
-        finding.pop("_products", None)
-    return found
+        with _noting(watch, finding["_sink"]):
+            tell(finding["_sink"], finding)
+    return [{k: v for k, v in finding.items() if k[0] != "_"} for finding in found]  # type: ignore[misc]
 
 
-def _judged_alone(watch: Watch, sinks: Sequence[Sink], judge_one: Callable[[Sink], Finding | None]) -> list[Finding]:
-    """Judge each sink by itself, so that one that cannot be judged hides no other."""
-    found = []
-    for sink in sinks:
-        try:
-            finding = judge_one(sink)
-        except Exception as error:
-            _note(watch, sink, error)
-        else:
-            found += [] if finding is None else [finding]
-    return found
-
-
-def _note(watch: Watch, sink: Sink, error: Exception) -> None:
-    watch.errors.append(f"{sink.kind} at {sink.place.short}: {type(error).__name__}: {str(error).splitlines()[0]}")
+@contextmanager
+def _noting(watch: Watch, sink: Sink) -> Iterator[None]:
+    """Note an error of one sink, which hides no other."""
+    try:
+        yield
+    except Exception as error:
+        watch.errors.append(f"{sink.kind} at {sink.place.short}: {type(error).__name__}: {str(error).splitlines()[0]}")
 
 
 def _base(sink: Sink, products: Sequence[Product]) -> Finding:
-    first, shape, processes = sink.place, sink.x.shape, world_size()
-    lengths = {*shape, shape[0] // 2, shape[-1] // processes, *(len(x) for p in products for x in (p.a, p.b))} - {0, 1}
-    return {
+    return vars(sink.place) | {  # type: ignore[return-value]
         "kind": sink.kind,
-        "site": first.short,
-        "file": first.file,
-        "line": first.line,
-        "function": first.function,
-        "call": first.call,
+        "site": sink.place.short,
         "logits": list(sink.x.shape),
         "products": [
             {"site": p.place.short, "call": p.place.call, "a": list(p.a.shape), "b": list(p.b.shape)}
             for p in {p.place: p for p in products}.values()
         ],
-        "processes": processes,
-        "told": told([frame for frame, _ in sink.frames], lengths, sink.labels),
-        "names": [*names_at(sink.frames[0][0])],
+        "processes": world_size(),
+        "told": {},
         "doubts": [],
+        "_sink": sink,
         "_products": products,
     }
 

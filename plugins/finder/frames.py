@@ -61,9 +61,11 @@ def function_name(code: CodeType) -> str:
 
 def arguments(frame: FrameType) -> dict[str, Tensor]:
     """The arguments of a frame that are tensors, as they are now."""
-    code = frame.f_code
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return {n: x for n in names if isinstance(x := frame.f_locals.get(n), Tensor)}
+    return {n: x for n in parameters(frame.f_code) if isinstance(x := frame.f_locals.get(n), Tensor)}
+
+
+def parameters(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
 def labels(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

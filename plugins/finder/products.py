@@ -34,7 +34,7 @@ class Product:
     b: Tensor
     edge: GradientEdge
     place: Place
-    frames: tuple[FrameType, ...]  # of the call, from the innermost outwards; kept for rows only
+    frames: tuple[FrameType, ...]  # of the call, from the innermost outwards; the first alone but for rows
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
     factor: float = 1.0  # of ``again``

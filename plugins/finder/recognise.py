@@ -22,6 +22,7 @@ NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a dif
 FEWEST = 0.03  # share of digits with which forms are told apart
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
 SINGLE = ("infonce", "infonce:denominator=negatives")
+_How = tuple[str, Tensor, Tensor]  # the way, positives and used entries of a form
 SEVERAL = ("supcon", "nca:estimator=g0", "supcon:average=inside")  # other losses where anchors have several positives
 
 
@@ -152,11 +153,7 @@ def fit(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
 
 
 def _choose(
-    losses: Mapping[str, Callable[..., Tensor]],
-    x: Tensor,
-    gradient: Tensor,
-    how: tuple[str, Tensor, Tensor],
-    tolerance: float,
+    losses: Mapping[str, Callable[..., Tensor]], x: Tensor, gradient: Tensor, how: _How, tolerance: float
 ) -> Form | None:
     """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries."""
     fitting = []
@@ -211,21 +208,11 @@ def layout(positives: Tensor) -> str:
 
 def columns(labels: Tensor) -> str:
     """Say which columns ``labels`` are."""
-    n = len(labels)
-    at = torch.arange(n, device=labels.device)
-    if torch.equal(labels, at):
-        return "the diagonal"
-    if bool((labels == 0).all()):
-        return "column 0"
-    if n > 1 and torch.equal(labels, at + labels[0]):
-        return f"the diagonal from column {int(labels[0])}"
-    if n > 1 and int(labels[1] - labels[0]) > 1 and torch.equal(labels, labels[0] + at * (labels[1] - labels[0])):
-        return f"every {int(labels[1] - labels[0])}th column from column {int(labels[0])}"
-    if n % 2 == 0 and torch.equal(labels, (at + n // 2) % n):
-        return "the row half a batch further"
-    if n % 2 == 0 and torch.equal(labels, at ^ 1):
-        return "the neighbour in the batch"
-    for parts in range(2, 9):
-        if n % parts == 0 and n > parts and torch.equal(labels, (at % (n // parts)) + labels[0]):
-            return f"the diagonal of each of {parts} parts"
-    return ""
+    n, first = len(labels), int(labels[0]) if len(labels) else 0
+    at, step = torch.arange(n, device=labels.device), int(labels[1]) - first if n > 1 else 0
+    rules = {"the diagonal": at, "column 0": at * 0, f"the diagonal from column {first}": at + first}
+    rules |= {f"every {step}th column from column {first}": at * step + first} if step > 1 else {}
+    rules |= {"the row half a batch further": (at + n // 2) % max(n, 1), "the neighbour in the batch": at ^ 1}
+    counts = (parts for parts in range(2, 9) if n % parts == 0 and n > parts)
+    rules |= {f"the diagonal of each of {parts} parts": at % (n // parts) + first for parts in counts}
+    return next((words for words, expected in rules.items() if torch.equal(labels, expected)), "")

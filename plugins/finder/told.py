@@ -1,7 +1,7 @@
 """Data in the script's frames that a treatment could use: ids, texts, and rows of tokens."""
 
-from collections import UserDict
-from collections.abc import Collection, Iterator, Sequence
+from collections import ChainMap, UserDict
+from collections.abc import Collection, Iterator
 from itertools import islice
 from types import FrameType, ModuleType
 from typing import Any
@@ -11,21 +11,39 @@ from torch import Tensor
 
 from counterpoint.treatment import PATH
 
-from ..sites import is_installed, names_at
+from ..sites import is_installed, is_own, names_at
+from .frames import function_name, parameters
+from .records import Finding
+from .watch import Sink
 
 
-def told(stack: Sequence[FrameType], lengths: Collection[int], labels: Tensor | None) -> dict[str, dict[str, Any]]:
-    """Return the objects of one of the lengths, but for the labels, by path. Nothing of the script is called."""
-    found, seen, names = {}, {id(labels)}, names_at(stack[0])
-    of_loss = _package(stack[0])  # sentence-transformers hands the tokens to its losses
-    for frame in (each for each in stack if not is_installed(each.f_code.co_filename) or _package(each) == of_loss):
-        for name, value in [(k, v) for k, v in frame.f_locals.items() if not isinstance(v, ModuleType)]:
-            for step, x in (("", value), *_inside(value)) if names.get(name) is value else ():
-                path, about = name + step, _about(x, lengths) if id(x) not in seen else None
-                if about and PATH.fullmatch(path):
-                    seen.add(id(x))
-                    found[path] = about
-    return found
+def tell(sink: Sink, finding: Finding) -> None:
+    """Complete a finding: the names where its gradient is replaced, and what these lead to that a treatment could use.
+
+    That is, objects with a value per anchor or key, but for the labels, by path. Nothing of the script is called.
+    """
+    frame: Any = sink.frames[0][0]
+    shape, sides = sink.x.shape, [x for p in finding["_products"] for x in (p.a, p.b)]
+    lengths = {*shape, shape[0] // 2, shape[-1] // finding["processes"], *map(len, sides)} - {0, 1}
+    of_loss = _package(sink.frames[0][0])  # sentence-transformers hands the tokens to its losses
+    replace, product, local = finding.get("replace"), finding.get("product"), None
+    if replace and replace["whole"] and not finding.get("site_has_labels"):
+        frame, passed = next(each for each in sink.frames if function_name(each[0].f_code) == replace["function"])
+        local = {k: v for k, v in frame.f_locals.items() if k in parameters(frame.f_code)} | passed
+        lengths = {len(passed[replace["arguments"][0]]) // int(replace["as"].get("cat", 1))}
+    elif product:
+        frame = None if "," in product else finding["_products"][0].frames[0]
+    names = names_at(frame) if local is None else ChainMap(local, names_at(frame.f_back))
+    finding["names"], found, seen = [*names], finding["told"], {id(sink.labels)}
+    while frame is not None:
+        if not is_own(frame) and (not is_installed(frame.f_code.co_filename) or _package(frame) == of_loss):
+            for name, value in [(k, v) for k, v in (local or frame.f_locals).items() if not isinstance(v, ModuleType)]:
+                for step, x in (("", value), *_inside(value)) if names.get(name) is value else ():
+                    path, about = name + step, _about(x, lengths) if id(x) not in seen else None
+                    if about and PATH.fullmatch(path):
+                        seen.add(id(x))
+                        found[path] = about
+        frame, local = frame.f_back, None
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
@@ -34,11 +52,17 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     items = dict(enumerate(items[:100])) if isinstance(items, (list, tuple)) else items
     step = "[{!r}]" if isinstance(items, dict) else ".{}"
     if not isinstance(items, dict):
-        items = dict(vars(value)) if type(value).__dictoffset__ else {}
+        items = _attributes(value)
+        stored = _attributes(items.get("_store")).get("_mapping")  # of PyG's Data
+        items |= stored if isinstance(stored, dict) else {}
     for key, x in islice(dict.items(items), 100):
         yield step.format(key), x
         if isinstance(value, (list, tuple)) and isinstance(x, (dict, UserDict)):
             yield from ((step.format(key) + more, inner) for more, inner in _inside(x))
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    return dict(vars(value)) if type(value).__dictoffset__ else {}
 
 
 def _package(frame: FrameType) -> str:

@@ -183,7 +183,7 @@ class Watch(TorchFunctionMode):
         a, b, kind, *how = found
         edge, stack = get_gradient_edge(out), frames()
         first = next(stack)
-        outer = (first, *itertools.islice(stack, 7)) if kind == "rows" else ()
+        outer = () if self.products_only else (first, *itertools.islice(stack, 7 * (kind == "rows")))
         self.products[edge.node] = Product(kind, a, b, edge, place(first), outer, *how)
 
     def _sink(self, name: str, func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -209,7 +209,8 @@ class Watch(TorchFunctionMode):
             sink.labels, _ = options.pop("target"), options.pop("input")
             sink.options = options
         if name in ("nll_loss", "log") and kind != "binary logits":
-            sink.x, file = self._softmax_input(x)
+            inputs = reversed(self.softmax_inputs.items())
+            sink.x, file = next((found for node, found in inputs if node in walk.nodes), (x, ""))
             node = x.grad_fn
             sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
@@ -258,16 +259,6 @@ class Watch(TorchFunctionMode):
         pairs = (x for p in self.products.values() if p.kind == "rows" for x in (p.a, p.b))
         table = {id(x) for x in self.walk(product.b).parameters}
         return not any(table & {id(x) for x in self.walk(pair).parameters} for pair in pairs)
-
-    def _softmax_input(self, x: Tensor) -> tuple[Tensor, str]:
-        todo: list[Node] = [x.grad_fn] if x.grad_fn is not None else []
-        while todo:
-            node = todo.pop()
-            if node in self.softmax_inputs:
-                return self.softmax_inputs[node]
-            if _name(node) in _MOVES:
-                todo += [n for n, _ in node.next_functions if n is not None]
-        return x, ""
 
     def _count(self, what: str) -> None:
         key = (place(next(frames())).short, what)
