@@ -2,6 +2,7 @@
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -28,29 +29,27 @@ GOLDEN = 0.618034  # its multiples, modulo one, are spread evenly, so that no rh
 SHARE = 0.1  # of calls that are compared then; at most 13 lie between two
 
 
+@dataclass(eq=False)
 class Embeddings(Replaced):
     """Embeddings, and the other tensors that a loss learns.
 
     Args:
-        seam, where, own, site: see :class:`Replaced`; without ``own``, nothing is compared, and the weight is that of
-            what the function returns, see :meth:`returned`.
+        seam, where, own, site: see :class:`Replaced`; where ``own`` is ``host``, nothing is compared, and the weight is
+            that of what the function returns, see :meth:`returned`.
         call: returns the call of an objective for the arguments of :meth:`__call__`.
         names: where a treatment looks up what it is told of, before the function that calls this and its callers.
     """
 
     kind = "embeddings"
+    seam: Seam
+    where: str
+    own: str
+    call: Callable[..., Call]
+    site: object = None
+    names: Mapping[str, Any] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        seam: Seam,
-        where: str,
-        own: str | None,
-        call: Callable[..., Call],
-        site: object = None,
-        names: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.seam, self.site, self.where, self.own, self.learned = seam, site, where, own or OWN_LOSS, []
-        self.arrived, self._call, self._names, self.told = 0.0, call, names or {}, {}
+    def __post_init__(self) -> None:
+        self.learned, self.told, self.arrived = [], {}, 0.0
         self._key: object = None  # of the ratio in seam.ratios
         self._skips = False  # the comparison
         self._arguments: list[Any] = []
@@ -63,7 +62,7 @@ class Embeddings(Replaced):
         self._arguments, self._learning = [*arguments], at
         if not at or not torch.is_grad_enabled():
             return self._arguments
-        self.told = self.seam.told(lambda: ChainMap(dict(self._names), names_at(next(frames()))))
+        self.told = self.seam.told(lambda: ChainMap(dict(self.names), names_at(next(frames()))))
         if self.seam.own_guide is not None:
             try:
                 self._guides = self.seam.own_guide(arguments)
@@ -139,14 +138,14 @@ class Embeddings(Replaced):
         # a learned scale sums over anchors, so that its gradient is larger than that of any embedding
         error = max(difference([(a, b) for a, b in pairs if a.dim() > 1]), difference(pairs))
         half = dtype in (torch.float16, torch.bfloat16)
-        rounding = torch.finfo(dtype).eps * self._call(*self._with(tensors)).largest_logit(own) if half else 0.0
+        rounding = torch.finfo(dtype).eps * self.call(*self._with(tensors)).largest_logit(own) if half else 0.0
         return weight, digits(value) * error, DIFFERENCE[dtype] + rounding
 
     def _called(self, tensors: Sequence[Tensor], loss_fn: Objective) -> Call:
-        call = self._call(*self._with(tensors))
+        call = self.call(*self._with(tensors))
         call.options |= self._told(loss_fn)
         if self._guides and isinstance(loss_fn, Treatment):
-            call.take_guide(self._call(*self._guides))
+            call.take_guide(self.call(*self._guides))
         return call
 
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:

@@ -4,6 +4,8 @@
 
     counterpoint inject function --replace "losses.py:NTXent.forward(z_i, z_j)" --objective adnce -- train.py
 
+Several functions are several ``--replace``, each with an ``--as`` and an ``--own``, or with one of these for all.
+
 **Which tensors are there.** The arguments of each call; one of three dimensions is ``(B, views, d)``, as SupContrast's
 ``features``. ``--as`` says what else the objective needs to know: ``pairing=one_way``, ``normalize=false``,
 ``cat=2`` where one parameter holds two views, one below the other, and ``anchors=first`` where only the first view's
@@ -26,7 +28,7 @@ import importlib.machinery
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -65,15 +67,17 @@ class _Replaced:
         views: its parameters that are embeddings.
         named: parameters that the objective gets by name, by that name.
         options: those of ``--as``.
+        own: the loss that the function computes, or "".
     """
 
     site: Site
     views: tuple[str, ...]
     named: dict[str, str]
     options: dict[str, Any]
+    own: str
 
     @classmethod
-    def parse(cls, text: str, how: str) -> _Replaced:
+    def parse(cls, text: str, how: str, own: str) -> _Replaced:
         match = _TEXT.fullmatch(text.strip())
         parts = [part.strip() for part in match[2].split(",") if part.strip()] if match else []
         named = dict(part.replace(" ", "").split("=", 1) for part in parts if "=" in part)
@@ -100,7 +104,7 @@ class _Replaced:
         if not re.fullmatch(r"[\d.]+(e-\d+)?", epsilon := str(options.get("epsilon", "0"))):
             raise SeamError(f"--as epsilon={epsilon}: expected a small number, as in epsilon=1e-8")
         options |= {"cat": int(cat), "epsilon": float(epsilon)}
-        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options)
+        return cls(Site.parse(match[1].strip(), "--replace"), views, named, options, own)
 
     def call(self, values: Mapping[str, Any]) -> Call:
         """Return the call of an objective for these values of parameters."""
@@ -118,27 +122,40 @@ def before(seam: Seam) -> None:
             'function: which one? --replace "FILE:FUNCTION(a, b)" with the parameters that are embeddings. '
             "`counterpoint inject auto -- train.py ...` finds it."
         )
-    replaced = _Replaced.parse(seam.options["replace"], seam.options.get("as") or "")
+    given = (seam.options.get(name) for name in ("replace", "as", "own"))
+    texts, ways, owns = ([x] if isinstance(x, str) else x or [""] for x in given)
+    every = [*map(_Replaced.parse, texts, one_for_each("--as", ways, texts), one_for_each("--own", owns, texts))]
+    seam.named = [each.site.text for each in every]
+    if len({*seam.named}) < len(every):
+        raise SeamError("function: --replace names a function twice")
     others: list[str] = []  # files of installed packages that have the same name
 
     def patch(module: ModuleType) -> None:
-        try:
-            _patch(seam, replaced, module)
-        except SeamError as error:
-            file = module.__file__ or ""
-            if not is_installed(file):
-                raise
-            if not is_of_torch(file):
-                others.append(str(error))
+        for replaced in every:
+            try:
+                _patch(seam, replaced, module)
+            except SeamError as error:
+                file = module.__file__ or ""
+                if not is_installed(file):
+                    raise
+                if not is_of_torch(file):
+                    others.append(str(error))
 
     def end() -> None:
-        for message in others if not seam.calls else ():
+        for message in others if {*seam.named} - {*seam.replaced} else ():
             seam.say(message)
 
     seam.at_end.append(end)
     seam.if_wrong = _OWN_IS_WRONG if seam.options.get("own") else _IF_WRONG
-    seam.behind = replaced.site.function.partition(".")[0]
+    seam.behind = tuple(each.site.function.partition(".")[0] for each in every)
     for_modules(seam, patch)
+
+
+def one_for_each(option: str, values: Sequence[Any], texts: Sequence[str], of: str = "--replace") -> list[Any]:
+    """Return the values of an option for each of several places; a single value is for all."""
+    if len(values) not in (1, len(texts)):
+        raise SeamError(f"{option}: expected one, or one for each of {len(texts)} {of}, got {len(values)}")
+    return [*values] * (len(texts) // len(values))
 
 
 def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
@@ -200,17 +217,19 @@ def _known(file: str, replaced: _Replaced) -> str:
 
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:
     signature, where = inspect.signature(original), replaced.site.text
-    own = seam.options.get("own") or (seam.spec.partition(";")[0] if seam.verify else None)
+    own = replaced.own or (seam.spec.partition(";")[0] if seam.verify else None)
     names = [*dict.fromkeys((*replaced.views, *replaced.named.values()))]
+
+    def called(*values: Any) -> Call:
+        return replaced.call(dict(zip(names, values, strict=True)))
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        seam.saw(where, "embeddings", replaced=True)
         replaced.call(bound.arguments)  # raises now what is wrong with them
-        embeddings = Embeddings(
-            seam, where, own, lambda *x: replaced.call(dict(zip(names, x, strict=True))), names=bound.arguments
-        )
+        embeddings = Embeddings(seam, where, own or OWN_LOSS, called, replaced.site, bound.arguments)
         before = [bound.arguments[name] for name in names]
         after = embeddings(*before)
         if all(a is b for a, b in zip(before, after, strict=True)):

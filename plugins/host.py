@@ -99,7 +99,8 @@ class Seam:
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
         notes: what else the user should know at the end, by place.
-        behind: the function or class behind whose definition the script's own code is changed; else behind the last.
+        behind: functions or classes behind whose definitions the script's own code is changed; else behind the last.
+        named: functions that are replaced, all of which the script must call.
         patches: called with each module that is loaded.
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
@@ -125,7 +126,8 @@ class Seam:
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
-    behind: str = ""
+    behind: Sequence[str] = ()
+    named: Sequence[str] = ()
     patches: list[Callable[[ModuleType], object]] = field(default_factory=list)
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
@@ -178,6 +180,8 @@ class Seam:
     def raise_if_half(self) -> None:
         """Raise an error if a part of the host's loss was left alone, unless that is meant."""
         left = [place for place, calls in self.seen.items() if calls in self.replaced.values()]
+        if uncalled := [name for name in self.named if name not in self.replaced and not self.options.get("only")]:
+            raise HalfError(f"{' and '.join(uncalled)} was not called. If it is called later, say --only")
         if left and not self.options.get("only"):
             raise HalfError(
                 f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "

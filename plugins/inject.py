@@ -66,12 +66,14 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
     part = "a part of the host's loss is meant to stay as it is, or the whole for its first steps"
     add("--only", action="store_true", help=part)
-    replace = only("replace", "function only", "the function, with its parameters that are embeddings (none)")
-    add("--replace", metavar="FILE:FUNCTION(a, b)", help=replace)
-    how = "pairing=one_way,normalize=false,reduction=sum,cat=2,...: how the function compares embeddings (none)"
-    add("--as", metavar="KEY=VALUE,...", help=only("as", "function only", how))
-    own = "the host's own loss, to compare with (of labels infonce; of functions the objective)"
-    add("--own", metavar="SPEC", help=only("own", "logits and function only", own))
+    replace = only(
+        "replace", "function only", "a function, with its parameters that are embeddings; may be repeated (none)"
+    )
+    add("--replace", action="append", metavar="FILE:FUNCTION(a, b)", help=replace)
+    how = "pairing=one_way,normalize=false,cat=2,...: how the function compares embeddings, or each of them (none)"
+    add("--as", action="append", metavar="KEY=VALUE,...", help=only("as", "function only", how))
+    own = "the host's own loss, or that of each function, to compare with (of labels infonce; else the objective)"
+    add("--own", action="append", metavar="SPEC", help=only("own", "logits and function only", own))
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
     written = "write what was found to FILE, since the script prints to standard output (nowhere)"
     add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
@@ -123,6 +125,7 @@ def command(args: argparse.Namespace) -> int:
 
         return auto.run_and_conclude(host, args, path, arguments, script)
     options = {name: getattr(args, name) for name in ("shims", *_OPTIONS)} | {"only": args.only or None}
+    options["own"] = args.own if "replace" in host.options else (args.own or [None])[-1]
     # resolved now, since the script may change its working directory
     report, counts = (None if file is None else file.resolve() for file in (args.report, args.counts))
     # is_first_process() now, since process groups may be gone at the end
@@ -207,8 +210,8 @@ def check(args: argparse.Namespace, host: Host) -> None:
         if args.no_shims:
             raise SeamError("--shims and --no-shims exclude each other")
         shims_of(args.shims)
-    if args.own is not None:
-        objective(args.own)
+    for own in args.own or ():
+        objective(own)
     if args.objective != OWN_LOSS and any(True for _ in objective(args.objective, like="infonce").parameters()):
         raise SeamError(
             f"{args.objective}: the host's optimizer does not update learned values, so they would keep their initial "

@@ -182,15 +182,15 @@ def shims_of(text: str) -> tuple[Shim, ...]:
     return tuple(changes.shims(package))  # type: ignore[union-attr]
 
 
-def _split(source: str, path: str, behind: str) -> tuple[CodeType, CodeType]:
-    """Split a script at its last ``if __name__ == "__main__"``; without one, behind this definition, else the last.
+def _split(source: str, path: str, behind: Sequence[str]) -> tuple[CodeType, CodeType]:
+    """Split a script at its last ``if __name__ == "__main__"``; without one, behind these definitions, else the last.
 
     Earlier guards stay among the definitions, which may depend on them.
     """
     body = ast.parse(source, path).body
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     defined = {i + 1: node.name for i, node in enumerate(body) if isinstance(node, kinds)}
-    last = max((i for i in defined if defined[i] == behind), default=max(defined, default=0))
+    last = max((i for i in defined if defined[i] in behind), default=max(defined, default=0))
     guards = (i for i, node in enumerate(body) if isinstance(node, ast.If) and ast.unparse(node.test) in _GUARDS)
     cut = max(guards, default=last)
     definitions, main = body[:cut], body[cut:]

@@ -30,7 +30,7 @@ from counterpoint.objective import Objective, as_objective
 
 from .calls import HOW, Calls, replace_losses
 from .finder.recognise import targets_of
-from .function import for_modules
+from .function import for_modules, one_for_each
 from .host import Host, Seam, SeamError, UnreachedError, loss_of
 from .scales import number_of
 from .similarities import replace_products
@@ -154,9 +154,7 @@ def _with_positives(options: Mapping[str, Any], name: str) -> dict[str, str | No
     """Return the sites of an option with their positives, one for all or one for each."""
     sites, text = options.get(name) or (), options.get("positives")
     each = [None] if text is None else text.split(",")
-    if sites and len(each) not in (1, len(sites)):
-        raise SeamError(f"logits: --positives {text}: expected one, or one for each of {len(sites)} --{name}")
-    return dict(zip(sites, each * len(sites), strict=False))
+    return dict(zip(sites, one_for_each("--positives", each, [*sites], f"--{name}") if sites else (), strict=True))
 
 
 def _pair(text: str) -> tuple[Site, Site]:

@@ -1,6 +1,6 @@
 """Find a function of the script whose arguments are the embeddings, and how an objective is called with them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import permutations
 from types import FrameType, ModuleType
 from typing import Any
@@ -12,6 +12,7 @@ from counterpoint.objective import Objective
 
 from ..call import call_of
 from .frames import function_name, labels
+from .products import Product
 from .recognise import SINGLE, at_scale, fit
 from .records import Finding, Replaced
 from .watch import Sink, Watch
@@ -50,26 +51,23 @@ def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs:
 
 
 def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Iterator[Replaced]:
-    for frame, passed in sink.frames:
+    for i, (frame, passed) in enumerate(sink.frames):
         name = function_name(frame.f_code)
-        tensors = {n: x for n, x in passed.items() if x.is_floating_point() and x.dim() in (2, 3)}
+        tensors = _embeddings(passed)
         if "<" in name or not tensors:
             continue
         inside = [s for s in watch.sinks if any(f is frame for f, _ in s.frames)]
         apart = [p for p in watch.pairs() if frame in p.frames]
         products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
-        edges, divided = [p.edge for p in products], any(p.lengths is not None for p in products)
-        outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
+        host = _gradients(root, tensors, products)
         tried, normalized = list[Replaced](), bool(finding["normalized"])
         further = [(spec, epsilon) for epsilon in _epsilons(frame) for spec in SINGLE]
         further += [(spec, 0.0) for spec in fitted(frame)] if len(specs) > 2 else []
         for spec, epsilon in (*((spec, 0.0) for spec in specs), *further):
-            if tried and not epsilon and spec not in specs:
+            if not host or (tried and not epsilon and spec not in specs):
                 break
             loss_fn, known = at_scale(spec, finding["scale"]), {"epsilon": epsilon} if epsilon else {}
-            how = tolerance_of(sink.x), divided, known
-            fitting = _arguments(loss_fn, tensors, labels(passed), outputs, normalized, *how)
-            if fitting:
+            if fitting := _fitting(loss_fn, host, passed, normalized, known, tolerance_of(sink.x)):
                 fitting["form"] = spec
                 tried.append(fitting)
         if not tried:
@@ -83,6 +81,7 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         best["scale"] = _named(numbers, finding["scale"], finding["learned"])
         best["bias"] = _named(numbers, finding.get("bias"), finding.get("bias_learned", []))
         best["file"], best["function"], best["whole"] = frame.f_code.co_filename, name, whole
+        best["outer"] = [function_name(f.f_code) for f, _ in sink.frames[i + 1 :]]
         yield best
         if whole and "anchors" not in best["as"]:
             return
@@ -114,32 +113,33 @@ def fitted(frame: FrameType) -> Iterator[str]:
     yield from (f"adnce:mu={mu:g},sigma={sigma:g}" for mu in numbers if mu <= 1 for sigma in numbers)
 
 
-def _arguments(
-    loss_fn: Objective,
-    arguments: dict[str, Tensor],
-    classes: dict[str, Tensor],
-    outputs: Iterable[Any],
-    normalized: bool,
-    tolerance: float,
-    divided: bool,
-    known: dict[str, Any],
-) -> Replaced | None:
-    """Return how our objective gets the script's gradient from some of the arguments.
+def _embeddings(passed: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {n: x for n, x in passed.items() if x.is_floating_point() and x.dim() in (2, 3)}
 
-    If products are ``divided`` by lengths later, the gradient that reaches the arguments through the products lacks
-    that of the lengths, which is along the rows.
+
+def _gradients(root: Tensor, arguments: dict[str, Tensor], products: Collection[Product]) -> dict[str, Tensor]:
+    """Return the gradients that reach the arguments through the products.
+
+    If these are divided by lengths later, that of the lengths is missing, which is along the rows.
     """
-    edges, inner = zip(*outputs, strict=True)
-    host: dict[str, Tensor] = {}
-    for name in arguments:
-        if arguments[name].requires_grad:
-            (g,) = torch.autograd.grad(edges, arguments[name], inner, retain_graph=True, allow_unused=True)
-            if g is not None and bool((g != 0).any()):
-                g, x = g.detach().double(), arguments[name].detach().double()
-                along = (g * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True).clamp(min=1e-60)
-                host[name] = g - along * x if divided else g
-    if not host:
-        return None
+    host, edges = dict[str, Tensor](), [p.edge for p in products]
+    outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
+    for name, x in arguments.items() if outputs else ():
+        outer = [g for _, g in outputs]
+        how: Any = {"retain_graph": True, "allow_unused": True}
+        g = torch.autograd.grad([e for e, _ in outputs], x, outer, **how)[0] if x.requires_grad else None
+        if g is not None and bool((g != 0).any()):
+            g, x = g.detach().double(), x.detach().double()
+            along = (g * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True).clamp(min=1e-60)
+            host[name] = g - along * x if any(p.lengths is not None for p in products) else g
+    return host
+
+
+def _fitting(
+    loss_fn: Objective, host: dict[str, Tensor], passed: dict[str, Tensor], normalized: bool, known: Any, most: float
+) -> Replaced | None:
+    """Return how our objective gets the ``host``'s gradient from some of the arguments, but for ``most`` of it."""
+    arguments, classes = _embeddings(passed), labels(passed)
     for count in (1, 2, 3):
         for chosen in permutations(arguments, count) if len(arguments) <= 8 else ():
             gets = [name for name in host if name in chosen]
@@ -160,7 +160,7 @@ def _arguments(
                     continue
                 theirs, ours = (torch.cat([g.flatten() for g in each]) for each in ([host[n] for n in gets], grads))
                 error, _ = fit(theirs.unsqueeze(0), ours.unsqueeze(0))
-                if error <= tolerance:
+                if error <= most:
                     return {
                         "arguments": list(chosen),
                         "as": {**way, **known, **({"stacked": True} if "stacked" in call.options else {})},

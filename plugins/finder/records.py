@@ -20,10 +20,11 @@ _Measured = TypedDict("_Measured", {  # how logits follow from similarities: by 
     "scale_variable": str | None, "bias": float | None, "bias_learned": list[str], "bias_variable": str | None,
 }, total=False)  # fmt: skip
 
-# a call of a function of the script that has our objective's gradient; ``scale`` and ``bias`` are arguments' names
+# a call of a function of the script that has our objective's gradient; ``scale`` and ``bias`` are arguments' names,
+# and ``outer`` those of functions that called it
 Replaced = TypedDict("Replaced", {
     "file": str, "function": str, "whole": bool, "arguments": list[str], "as": dict[str, Any], "form": str,
-    "gradient_difference": float, "scale": str | None, "bias": str | None,
+    "gradient_difference": float, "scale": str | None, "bias": str | None, "outer": list[str],
 }, total=False)  # fmt: skip
 
 _Compared = TypedDict("_Compared", {  # the objective that has its value and gradient, and how to replace it

@@ -18,20 +18,23 @@ def is_sound(loss: Finding) -> bool:
 def commands_of(losses: Sequence[Finding], objective: str | None) -> list[tuple[list[str], list[Finding]]]:
     """Commands without the script, with the losses that each replaces: one for all if there is such a command.
 
-    Losses at sites are in one command if they are alike but for their scales, which are then measured.
+    Losses at sites are in one command if they are alike but for their scales, which are then measured; functions, if
+    one objective is for all but for its temperature.
     """
-    sites, functions = _roads(losses)
+    sites, functions = _roads(losses, objective)
     if len(sites) + len(functions) > 1:
-        alone, _ = _roads(losses, functions=False)
+        alone, _ = _roads(losses, objective, functions=False)
         if len(alone) == 1 and sum(map(len, alone.values())) == sum(map(len, (*sites.values(), *functions.values()))):
             sites, functions = alone, {}
     groups = [(["logits", *_site_words(group), *_scale_words(group, objective)], group) for group in sites.values()]
-    groups += [(_function_words(group[0], objective), group) for group in functions.values()]
+    groups += [(_function_words(group, spec, objective), group) for spec, group in functions.items()]
     return [(["counterpoint", "inject", *words], group) for words, group in groups]
 
 
-def _roads(losses: Sequence[Finding], functions: bool = True) -> tuple[dict[Any, list[Finding]], ...]:
-    """Return the losses of each command that names sites, and those of each that names a function, if wanted."""
+def _roads(
+    losses: Sequence[Finding], objective: str | None, functions: bool = True
+) -> tuple[dict[Any, list[Finding]], ...]:
+    """Return the losses of each command that names sites, and those of each that names functions, if wanted."""
     sites: dict[Any, list[Finding]] = {}
     by_function: dict[Any, list[Finding]] = {}
     for loss in (loss for loss in losses if is_sound(loss)):
@@ -40,7 +43,8 @@ def _roads(losses: Sequence[Finding], functions: bool = True) -> tuple[dict[Any,
         at_site = bool(loss["scale_variable"]) if loss["learned"] else not _changes(loss)
         at_site &= not loss["learned"] or loss["kind"] != "logsumexp"  # by which a scale would get no gradient
         if functions and not labeled and call and call["whole"] and known:
-            by_function.setdefault(_function_text(call), []).append(loss)
+            spec = re.sub("(?<=[:,])t=[^,]*,?", "", objective_of(objective, loss)[1]).rstrip(":,")
+            by_function.setdefault(spec, []).append(loss)
         elif at_site and (labeled or loss.get("columns") or loss.get("product")):
             way = None if labeled else (*_way(loss), *([] if loss.get("targets") else [loss.get("columns")]))
             scales = [f"{x:.6g}" for x in (loss["scale"], *loss["product_scales"])] if loss.get("product") else None
@@ -52,14 +56,18 @@ def _roads(losses: Sequence[Finding], functions: bool = True) -> tuple[dict[Any,
     return sites, by_function
 
 
-def _function_words(loss: Finding, objective: str | None) -> list[str]:
-    replace = loss["replace"]
-    assert replace is not None
-    how = {k: v for k, v in replace["as"].items() if k not in (*NAMED, "stacked")}
-    options = ",".join(f"{k}={str(v).lower()}" for k, v in how.items())
-    words = ["--replace", _function_text(replace), *(["--as", options] if options else [])]
-    words += ["--own", spec_of(str(loss["form"]), loss, host_temperature(loss)), *objective_of(objective, loss)]
-    return ["function", *words]
+def _function_words(group: Sequence[Finding], spec: str, objective: str | None) -> list[str]:
+    """Return the words of a command for functions; ``spec`` is the objective, if their temperatures differ."""
+    calls = [(call, loss) for loss in group if (call := loss["replace"])]
+    names = {call["function"] for call, _ in calls}
+    # a function that is called by another one was compared with it
+    each = {_function_text(call): (call, loss) for call, loss in reversed(calls) if names.isdisjoint(call["outer"])}
+    words, specs = ["function"], {objective_of(objective, loss)[1] for _, loss in each.values()}
+    for text, (call, loss) in reversed(each.items()):
+        how = [f"{k}={str(v).lower()}" for k, v in call["as"].items() if k not in (*NAMED, "stacked")]
+        words += ["--replace", text, *(["--as", ",".join(how)] if how or len(each) > 1 else [])]
+        words += ["--own", spec_of(str(loss["form"]), loss, host_temperature(loss))]
+    return [*words, "--objective", spec if len(specs) > 1 else next(iter(specs))]
 
 
 def _way(loss: Finding) -> list[str]:

@@ -380,6 +380,41 @@ def to_prototypes(z):
         2,
         "--positives gradient --own supcon:t=0.5",
     ),
+    "two losses that are no lines, in functions of their own": (
+        """
+def within(z):
+    e = torch.exp(norm(z) @ norm(z).T / 0.5).masked_fill(torch.eye(2 * N).bool(), 0)
+    return -torch.log(e[torch.arange(2 * N), torch.arange(2 * N).roll(N)] / e.sum(1)).mean()
+
+
+def between(z, other):
+    e = torch.exp(norm(z) @ norm(other).T / 0.2)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+
+
+def loss(a, b):
+    return within(torch.cat([a, b])) + 0.5 * between(b, a)
+""",
+        "infonce",
+        2,
+        "--as pairing=views,cat=2 --own infonce:t=0.5 --replace toy.py:between(z, other) --as pairing=one_way --own "
+        "infonce:t=0.2 --objective hcl --",
+    ),
+    "a function in another one, which is the mean of both directions": (
+        """
+def one(z, other):
+    e = torch.exp(norm(z) @ norm(other).T / 0.5)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+
+
+def loss(a, b):
+    f = torch.exp(norm(a) @ norm(b).T / 0.5)
+    return (one(b, a) - torch.log(f.diag() / f.sum(1)).mean()) / 2
+""",
+        "infonce",
+        2,
+        "function --replace toy.py:loss(a, b) --as pairing=symmetric --own infonce:t=0.5 --objective hcl:t=0.5",
+    ),
 }
 
 

@@ -324,3 +324,67 @@ def siglip(a, b, scale, bias):
     run(*text, "--objective", "siglip:t=host,b=host", "--verify", "2")
     fixed = launch(*text, "--objective", "siglip:t=host,b=-3", "--verify", "2", script=script, call=call)
     assert fixed.code == 5  # a number has no gradient
+
+
+TWO = """
+def within(z):
+    z = F.normalize(z, dim=1)
+    e = torch.exp(z @ z.T / 0.2).masked_fill(torch.eye(len(z), dtype=torch.bool), 0)
+    return -torch.log(e[torch.arange(10), torch.arange(10).roll(5)] / e.sum(1)).mean()
+
+
+def between(a, b, c):
+    e = torch.exp(F.normalize(a, dim=1) @ F.normalize(b, dim=1).T / 0.5)
+    return -torch.log(e.diag() / e.sum(1)).sum()
+
+
+def second(a, b, step):
+    return between(a, b, None) if step else 0 * a.sum()
+
+"""
+TWO_WORDS = ("--replace", "toy.py:within(z)", "--as", "pairing=views,cat=2", "--own", "infonce:t=0.2")
+TWO_WORDS += ("--replace", "toy.py:between(a, b)", "--as", "pairing=one_way", "--own", "infonce:t=0.5")
+
+
+def test_two_functions_in_one_command(launch):
+    """Each has its own temperature; the weights after three steps are those of the edited script."""
+    script = LOSSES + TWO + SCRIPT.replace("from losses import Loss, nt_xent", "")
+    script = script.replace(
+        "        optimiser.step()\n", "        optimiser.step()\n    print(float(encoder.weight.detach().sum()))\n"
+    )
+    call = "0.3 * within(torch.cat([a, b])) + between(a, b, None)"
+    found = launch(*TWO_WORDS, "--objective", "hcl:beta=2", script=script, call=call)
+    assert (found.code, "reached 6 times" in found.err) == (0, True), found.err
+    assert max(differences(found.err)) < 1e-5
+    edits = "import counterpoint as cp\nHCL = [cp.objective(f'hcl:beta=2,t={t}') for t in (0.2, 0.5)]\n"
+    call = "0.3 * HCL[0](a, b, pairing='views') + 5 * HCL[1](a, b, pairing='one_way')"
+    by_hand = launch(*PLAIN, "--only", script=edits + script, call=f"{call} + 0 * nt_xent(a, b)")
+    assert found.losses[-1] == pytest.approx(by_hand.losses[-1], rel=1e-5)
+    one = launch(*TWO_WORDS[:6], "--objective", "hcl:beta=2", script=script, call="within(torch.cat([a, b]))")
+    assert one.losses[-1] != pytest.approx(found.losses[-1], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ((*TWO_WORDS, "--own", "infonce:t=1"), "--own: expected one, or one for each of 2 --replace, got 3"),
+        ((*TWO_WORDS, "--replace", "toy.py:second(a)"), "--as: expected one, or one for each of 3 --replace, got 2"),
+        ((*TWO_WORDS[:2], *TWO_WORDS[:4]), "--replace names a function twice"),
+    ],
+)
+def test_functions_that_do_not_go_together(launch, words, why):
+    script = LOSSES + TWO + SCRIPT.replace("from losses import Loss, nt_xent", "")
+    found = launch(*words, "--objective", "hcl", script=script, call="within(torch.cat([a, b]))")
+    assert (found.code, why in found.err) == (2, True), found.err
+
+
+@pytest.mark.parametrize("steps", [3, 20])
+def test_one_of_two_functions_is_never_called(launch, steps):
+    script = (
+        LOSSES + TWO + SCRIPT.replace("from losses import Loss, nt_xent", "").replace("range(3)", f"range({steps})")
+    )
+    words = (*TWO_WORDS, "--objective", "hcl")
+    found = launch(*words, script=script, call="within(torch.cat([a, b]))")
+    assert (found.code, "toy.py:between was not called" in found.err) == (4, True), found.err
+    assert len(found.losses) == min(steps, 9)
+    assert launch(*words, "--only", script=script, call="within(torch.cat([a, b]))").code == 0
