@@ -19,6 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from . import registry, shims
+from .finder.exponentials import OTHER_VIEW
 from .finder.findings import judge
 from .finder.records import Finding, Findings
 from .finder.watch import EnoughError, Watch
@@ -63,7 +64,8 @@ class _Steps:
                 if name in finding:
                     entry[name] = max(entry.get(name, 0.0), finding[name])
             entry["ours"] &= finding["ours"]
-            if finding.get("positives") != entry.get("positives") and finding["form"]:
+            places = {finding.get("positives"), entry.get("positives")} - {OTHER_VIEW}
+            if len(places) > 1 and finding["form"]:
                 entry["positives"] = "others in each call"
             if finding.get("columns") != entry.get("columns"):
                 _find_columns(entry, finding)

@@ -25,6 +25,7 @@ RULES = {
     "the neighbour in the batch": "neighbor",
 }
 """``--positives`` of ``counterpoint inject logits``, by the words for them."""
+OTHER_VIEW = "the other view of a sample"  # where a function tells it, wherever that is
 Begin = Callable[[Sink, Sequence[Product]], Finding]
 
 
@@ -257,7 +258,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
             finding["form"], rivals = replace["form"], []
             finding["gradient_difference"] = replace["gradient_difference"]
-            finding["positives"] = "the other view of a sample"
+            finding["positives"] = OTHER_VIEW
         if "labels" in replace["as"]:
             finding["positives"] = f"the rows of the same {replace['as']['labels']}"
         finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}

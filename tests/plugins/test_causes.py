@@ -445,6 +445,25 @@ def test_the_command_is_for_the_whole_loss(find, monkeypatch, capsys, name):
         assert code == 0, said
 
 
+MINMAX = """
+steps = []
+
+
+def loss(a, b):
+    steps.append(len(a))
+    e = torch.exp(norm(a) @ norm(b).T / 0.2)
+    losses = [torch.log(e.diag() / (e.sum(i) - e.diag())).mean() for i in (0, 1)]
+    return sum(losses) / 2 if len(steps) % 2 else -sum(losses) / 2
+"""
+
+
+def test_a_loss_that_some_steps_maximize(find):
+    """Where the gradient shows the diagonal in some steps, and a function the other view in others, both are one."""
+    (loss,) = find(HARNESS.replace("{code}", MINMAX)).losses
+    assert loss["positives"] in ("the diagonal", "the other view of a sample")
+    assert loss["replace"]["as"] == {"pairing": "symmetric"}
+
+
 @pytest.mark.parametrize("scale", ["1", "50"])
 def test_scores_are_not_cosines(find, monkeypatch, capsys, scale):
     found = find(HARNESS.replace("{code}", TOKENS))

@@ -128,7 +128,7 @@ def loss(z, y):
         {"y", "ids"},
     ),
     "data of a library that calls the script": (
-        "import sys; sys.path.insert(0, 'site-packages'); import library",
+        "import os, sys; sys.path.insert(0, os.path.abspath('site-packages')); import library",
         CROSS_ENTROPY
         + "\ndef main():\n    for _ in range(3):\n        y = drawn()\n        library.fit(loss, views)\n",
         {"y"},
@@ -141,7 +141,8 @@ def run(words, monkeypatch, capsys):
     try:
         return inject.main([*words, "--", "toy.py"]), capsys.readouterr().err
     finally:
-        sys.modules.pop("toy", None)
+        for name in ("toy", "library"):
+            sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -348,7 +348,7 @@ train(lambda a, b: criterion({args}))
         for name, args, losses, command in (
             ("PairInBatchNegCoSentLoss()", "a, b", [("criteria.py", IN, 20, "diagonal")], ANY),
             ("PairInBatchNegSoftmaxContrastLoss()", "a, b", [("criteria.py", IN, 20, "diagonal")], ANY),
-            ("TripletInBatchNegCoSentLoss()", "a[:6], b[:6], a[6:]", [("criteria.py", IN, 20, "column 0")], ANY),
+            ("TripletInBatchNegCoSentLoss()", "a[:6], b[:6], a[6:]", [("criteria.py", IN, 20, "product")], ANY),
             (
                 "TripletInBatchNegSoftmaxContrastLoss(add_swap_loss=True)",
                 "a[:6], b[:6], a[6:]",
