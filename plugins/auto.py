@@ -202,8 +202,7 @@ def conclude(
         loss["command"] = id(loss) in covered
     every = dict[str, Any]()
     for group in [group for _, group in ready] or [[loss] for loss in losses if loss["form"]]:
-        common = [path for path in group[0]["told"] if all(path in loss["told"] for loss in group)]
-        every |= {path: group[0]["told"][path] for path in common}
+        every |= {k: v for k, v in group[0]["told"].items() if all(k in loss["told"] for loss in group)}
     data["told"] = [{"path": path, **about} for path, about in every.items()]
     ready = ready if only or not data["open"] else []
     part = ["--only"] if data["open"] or len(ready) > 1 else []

@@ -22,6 +22,7 @@ from counterpoint.names import nearest
 from .host import SeamError
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"  # not torchvision
+_PYTHON = f"{Path(os.__file__).parent}{os.sep}"
 _OWN = tuple(f"{Path(file).parent}{os.sep}" for file in (counterpoint.__file__, __file__))
 
 
@@ -98,8 +99,8 @@ def is_own(frame: FrameType) -> bool:
 
 
 def is_installed(file: str) -> bool:
-    """Return whether ``file`` belongs to an installed package, rather than to the user."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    """Return whether ``file`` belongs to an installed package or to Python, rather than to the user."""
+    return file.startswith(_PYTHON) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def is_of_torch(file: str) -> bool:

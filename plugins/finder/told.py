@@ -23,9 +23,9 @@ def tell(sink: Sink, finding: Finding) -> None:
     That is, objects with a value per anchor or key, but for the labels, by path. Nothing of the script is called.
     """
     frame: Any = sink.frames[0][0]
+    of_loss = _package(frame)  # sentence-transformers hands the tokens to its losses
     shape, sides = sink.x.shape, [x for p in finding["_products"] for x in (p.a, p.b)]
     lengths = {*shape, shape[0] // 2, shape[-1] // finding["processes"], *map(len, sides)} - {0, 1}
-    of_loss = _package(sink.frames[0][0])  # sentence-transformers hands the tokens to its losses
     replace, product, local = finding.get("replace"), finding.get("product"), None
     if replace and replace["whole"] and not finding.get("site_has_labels"):
         frame, passed = next(each for each in sink.frames if function_name(each[0].f_code) == replace["function"])

@@ -326,6 +326,26 @@ def siglip(a, b, scale, bias):
     assert fixed.code == 5  # a number has no gradient
 
 
+@pytest.mark.parametrize("host", ["function", "logits"])
+def test_a_file_with_the_name_of_one_of_pythons(launch, tmp_path, capsys, host):
+    """``multiprocessing/spawn.py`` is loaded, and does not have the script's function."""
+    (tmp_path / "spawn.py").write_text(LOSSES)
+    line = next(i for i, text in enumerate(LOSSES.splitlines(), 1) if "F.cross_entropy" in text)
+    words = ("--replace", "spawn.py:nt_xent(z_i, z_j)", "--objective", "hcl:t=0.5")
+    try:
+        if host == "function":
+            found = launch(*words, script=SCRIPT.replace("from losses", "from spawn"))
+            assert (found.code, len(found.losses)) == (0, 3), found.err
+        else:
+            launch(*words, script=SCRIPT.replace("from losses", "from spawn"))
+            sys.modules.pop("spawn")
+            words = ["logits", "--site", f"spawn.py:{line}", "--scale", "2", "--objective", "hcl:t=0.5", "--", "toy.py"]
+            assert inject.main(words) == 0, capsys.readouterr().err
+    finally:
+        sys.modules.pop("spawn", None)
+        sys.modules.pop("toy", None)
+
+
 TWO = """
 def within(z):
     z = F.normalize(z, dim=1)
