@@ -81,7 +81,7 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         best["scale"] = _named(numbers, finding["scale"], finding["learned"])
         best["bias"] = _named(numbers, finding.get("bias"), finding.get("bias_learned", []))
         best["file"], best["function"], best["whole"] = frame.f_code.co_filename, name, whole
-        best["outer"] = [function_name(f.f_code) for f, _ in sink.frames[i + 1 :]]
+        best["outer"] = [f"{f.f_code.co_filename}:{function_name(f.f_code)}" for f, _ in sink.frames[i + 1 :]]
         yield best
         if whole and "anchors" not in best["as"]:
             return

@@ -58,14 +58,13 @@ def _roads(
 
 def _function_words(group: Sequence[Finding], spec: str, objective: str | None) -> list[str]:
     """Return the words of a command for functions; ``spec`` is the objective, if their temperatures differ."""
-    calls = [(call, loss) for loss in group if (call := loss["replace"])]
-    names = {call["function"] for call, _ in calls}
+    calls = {f"{call['file']}:{call['function']}": (call, loss) for loss in group[::-1] if (call := loss["replace"])}
     # a function that is called by another one was compared with it
-    each = {_function_text(call): (call, loss) for call, loss in reversed(calls) if names.isdisjoint(call["outer"])}
-    words, specs = ["function"], {objective_of(objective, loss)[1] for _, loss in each.values()}
-    for text, (call, loss) in reversed(each.items()):
+    outermost = [each for name, each in calls.items() if not (calls.keys() - {name}) & {*each[0]["outer"]}]
+    words, specs = ["function"], {objective_of(objective, loss)[1] for _, loss in outermost}
+    for call, loss in reversed(outermost):
         how = [f"{k}={str(v).lower()}" for k, v in call["as"].items() if k not in (*NAMED, "stacked")]
-        words += ["--replace", text, *(["--as", ",".join(how)] if how or len(each) > 1 else [])]
+        words += ["--replace", _function_text(call), *(["--as", ",".join(how)] if how or outermost[1:] else [])]
         words += ["--own", spec_of(str(loss["form"]), loss, host_temperature(loss))]
     return [*words, "--objective", spec if len(specs) > 1 else next(iter(specs))]
 

@@ -445,6 +445,18 @@ def test_the_command_is_for_the_whole_loss(find, monkeypatch, capsys, name):
         assert code == 0, said
 
 
+RECURSIVE = """
+def loss(a, b, level=1):
+    e = torch.exp(norm(a) @ norm(b).T / 0.5)
+    return loss(a, b, 0) if level else -torch.log(e.diag() / e.sum(1)).mean()
+"""
+
+
+def test_a_function_that_calls_itself(find):
+    (command,) = find(HARNESS.replace("{code}", RECURSIVE)).data["commands"]
+    assert "toy.py:loss(a, b)" in command
+
+
 MINMAX = """
 steps = []
 
