@@ -65,6 +65,11 @@ def test_ids_of_many_kinds(train, words, ids):
     assert words is AT_FUNCTION or "left out 1 keys on average" in said
 
 
+def test_ids_that_change_nothing_are_said(train):
+    code, said = train(AT_LOGITS, "torch.arange(8)")
+    assert (code, "left out 0 keys on average: it did nothing" in said) == (0, True), said
+
+
 def test_duplicates_that_are_none_are_said(train):
     dropout = SCRIPT.replace("centers[y]))", "centers[y] + torch.randn(8, 20)))")
     code, said = train(AT_LOGITS, "y", "infonce:t=0.1; duplicates", dropout)
@@ -97,6 +102,7 @@ def test_other_ids_are_one_clear_error(train, ids, why):
     code, said = train(AT_LOGITS, ids)
     assert (code, why in said) == (2, True), said
     assert "no cross entropy was called" not in said
+    assert "trained in 0 of them" in said or "was reached 0 times" in said
 
 
 @pytest.mark.parametrize(
@@ -109,6 +115,8 @@ def test_other_ids_are_one_clear_error(train, ids, why):
 def test_paths_that_lead_nowhere(train, path, why):
     code, said = train(AT_LOGITS, "y", f"host; ids={path}")
     assert (code, why in said) == (2, True), said
+    assert "__name__" not in said
+    assert "torch," not in said
     assert len(said) < 1000
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("lightly")
 pytest.importorskip("lightning")
 
 from PIL import Image
+from reports import make
 
 import counterpoint as cp
 from counterpoint.integrations.command.main import main
@@ -37,6 +38,13 @@ def test_train_then_evaluate(tmp_path, capsys):
     by_name = {one["name"]: one["knn"] for one in again}
     assert by_name == {one["name"]: one["knn"] for one in found}
     assert all(one["pgd@0.032"] <= one["clean"] for one in again)
+    make(tmp_path / "others", {("MUTAG", "hcl:t=0.2"): {0: 1.0}})  # all domains write to the same folder by default
+    assert main(["eval", "image", str(tmp_path), "--probe", "knn", "--json"]) == 0
+    said = capsys.readouterr()
+    assert {one["name"] for one in json.loads(said.out)} == by_name.keys()
+    assert "left out: runs of graph" in said.err
+    assert main(["eval", "image", str(tmp_path / "others")]) == 2
+    assert "no finished run of image in" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

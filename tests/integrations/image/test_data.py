@@ -118,8 +118,9 @@ def test_what_cannot_be_fetched_is_one_clear_line(monkeypatch, tmp_path):
         raise OSError("no route" if download else "not found")
 
     monkeypatch.setattr("torchvision.datasets.STL10", unreachable)
-    with pytest.raises(ValueError, match=r"'stl10'.*the download failed.*no route"):
+    with pytest.raises(ValueError, match=r"'stl10'.*the download failed.*no route") as caught:
         load("stl10", root=tmp_path)
+    assert f"not on disk in {tmp_path}" in str(caught.value)
 
 
 def test_sets_that_are_there_are_not_downloaded(tmp_path, monkeypatch):

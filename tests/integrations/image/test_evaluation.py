@@ -55,6 +55,9 @@ def classifier(encoder, digits, frozen):
 def test_images_of_ones_own(digits, encoder):
     pairs = [(one.x, one.y) for one in digits]
     assert evaluate(encoder, *pairs, ["knn"]) == evaluate(encoder, *digits, ["knn"])
+    assert evaluate(encoder, *pairs, "knn") == evaluate(encoder, *digits, ["knn"])
+    with pytest.raises(TypeError, match="images: expected a tensor of images, got ndarray"):
+        evaluate(encoder, (digits[0].x.numpy(), digits[0].y), pairs[1], ["knn"])
     with pytest.raises(ValueError, match="expected uint8, or numbers from 0 to 1, got numbers from 0 to 255"):
         features(encoder, digits[0].x.float())
     with pytest.raises(TypeError, match=r"ImageSet\(name, x, y\): expected a name first, got Tensor"):
