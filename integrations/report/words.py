@@ -67,7 +67,9 @@ def verdicts(compared: Mapping[str, Verdict], places: int, pair: str = "seed") -
         if rows := {row: v for row, v in different.items() if v.difference * sign > 0}:
             yield f"{word}: {_with_sizes(rows, places)}"
     margin = next(iter(compared.values())).margin
-    if equivalent := [row for row, v in compared.items() if v.kind == "equivalent"]:
+    if same := [row for row, v in compared.items() if v.kind == "equivalent" and v.difference == v.sd == 0]:
+        yield f"the same numbers: {_rows(same)}"
+    if equivalent := [row for row, v in compared.items() if v.kind == "equivalent" and row not in same]:
         yield f"equivalent within {margin:.{places}f}: {_rows(equivalent)}"
     if unclear := {row: v for row, v in compared.items() if v.kind == "cannot tell"}:
         yield f"cannot tell: {_rows(unclear)}{_findable(unclear, places, pair)}"

@@ -72,7 +72,7 @@ def test_what_a_run_folder_says_stands_on_the_page(results, tmp_path):
     verdict = column.compared["DCL"]
     assert f"({verdict.difference:+.2f} [{verdict.low:+.2f}, {verdict.high:+.2f}])" in page
     assert "higher: DCL (by 2.0" in page
-    assert 'equivalent within 0.50: HCL, "InfoNCE, 4 views at equal time"' in page
+    assert 'the same numbers: HCL, "InfoNCE, 4 views at equal time"' in page
     assert "| `dcl:t=0.1,denominator=with_positive` |" in page
     assert "| `infonce:t=0.1,denominator=with_positive`, `steps=20`, `views=4` |" in page
     assert "All rows: `batch=32`, `steps=40`; the rest as by default." in page

@@ -221,13 +221,17 @@ def test_numbers_of_several_data_sets_are_in_the_overview(tmp_path):
     assert [line[-1] for line in overview.body] == ["", shown]
 
 
+NEARLY = {seed: x + 0.1 * (-1) ** seed for seed, x in noisy(70, 10).items()}
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
         ({BASE: noisy(70, 10), OTHER: noisy(75, 10)}, f"A: against {BASE}, 10 paired seeds, higher: {OTHER} (by "),
         ({BASE: noisy(70, 10), OTHER: noisy(65, 10)}, f"lower: {OTHER} (by "),
         ({BASE: noisy(70, 10), OTHER: noisy(70.01, 10)}, f"10 paired seeds, cannot tell: {OTHER} (differences from "),
-        ({BASE: noisy(70, 10), OTHER: noisy(70, 10)}, f"equivalent within 0.50: {OTHER}."),
+        ({BASE: noisy(70, 10), OTHER: noisy(70, 10)}, f"the same numbers: {OTHER}."),
+        ({BASE: noisy(70, 10), OTHER: NEARLY}, f"equivalent within 0.50: {OTHER}."),
         (
             {BASE: dict.fromkeys(range(9), 70.0), OTHER: noisy(70.2, 9, 0.01)},
             f"higher: {OTHER} (by 0.20, within the margin)",
