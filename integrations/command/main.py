@@ -23,21 +23,22 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Args:
         argv: the words after ``counterpoint``. By default those of the process, which then also ends in one line if
-            Ctrl-C arrives while torch is being imported, or while Python exits.
+            Ctrl-C or SIGTERM arrives while torch is being imported, or while Python exits.
 
     Returns:
         The exit code: 0 on success; 1 if part of the work failed, such as some runs of a grid; 2 if the command cannot
-        be carried out; 130 after Ctrl-C, when the same command continues. One line on stderr names the problem.
+        be carried out; 130 after Ctrl-C or SIGTERM, when the same command continues. One line on stderr says why.
     """
     if argv is not None:
         return _run(list(argv))
     _accept_any_stream()
-    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not under nohup
-    if interruptible:
-        signal.signal(signal.SIGINT, _exit_at_once)
+    usual = (signal.default_int_handler, signal.SIG_DFL)  # not under nohup
+    handled = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) in usual]
+    for number in handled:
+        signal.signal(number, _exit_at_once)
     code = _run(sys.argv[1:])
-    if interruptible:  # only Python's own exit is left, which would print a traceback
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in handled:  # only Python's own exit is left, which would print a traceback
+        signal.signal(number, signal.SIG_IGN)
     return code
 
 
@@ -57,7 +58,7 @@ def _run(words: list[str]) -> int:
             check(options)
         if getattr(options, "config", None):  # else it has been replaced
             raise ValueError(f"--config: expected one file, and the flag in full, got {options.config!r} too.")
-        _import_torch()
+        _import_torch(COMMANDS[name].script)
         from ..store.progress import plain_warnings
 
         with plain_warnings():
@@ -89,17 +90,19 @@ def _failure(error: BaseException, stopped: str) -> tuple[int, str]:
 
 
 def _exit_at_once(*_: object) -> None:
-    """Handle Ctrl-C while torch is imported, which takes seconds and must not be left half done."""
+    """Handle a signal while torch is imported, which takes seconds and must not be left half done."""
     os.write(2, b"counterpoint: stopped; nothing was done yet\n")
     os._exit(130)
 
 
-def _import_torch() -> None:
-    """Import torch, then let Ctrl-C raise ``KeyboardInterrupt`` as usual."""
+def _import_torch(script: bool) -> None:
+    """Import torch, then let Ctrl-C raise ``KeyboardInterrupt``, and SIGTERM too where no ``script`` runs here."""
     import torch  # noqa: F401
 
-    if signal.getsignal(signal.SIGINT) is _exit_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is _exit_at_once:
+            ends = script and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_DFL if ends else signal.default_int_handler)
 
 
 def _accept_any_stream() -> None:

@@ -251,6 +251,24 @@ def test_found_tuned_and_copied(here):
     }
 
 
+def test_sigterm_stops_as_ctrl_c_does(here):
+    (here / "train.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    line = f"logits --site train.py:3 --scale 1 --objective host hcl --set-seed {READ} -- train.py"
+    process = session([*COMMAND, *shlex.split(line)], cwd=here)
+    printed = []
+    while not printed:
+        assert process.poll() is None, process.communicate()
+        printed = [number for log in here.rglob("log.txt") for number in re.findall(r"^\d+$", log.read_text(), re.M)]
+        time.sleep(0.1)
+    process.terminate()
+    errors = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 130
+    said = "counterpoint compare: stopped; 0 of 10 runs have ended; the same command resumes"
+    assert errors.splitlines()[-1] == said
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(printed[0]), 0)  # the script has ended, too
+
+
 # ---- unmodified clones -----------------------------------------------------------------------------
 
 
