@@ -73,10 +73,9 @@ def expand(name: str, words: Sequence[str]) -> list[str]:
         raise ValueError(f"{FLAG}: expected one file, got {' '.join([file, *more])}.")
     try:
         read = _read(file, name, parser)
-    except ImportError as error:
-        raise ImportError(f"{FLAG} {file}: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{FLAG} {file}: {error}") from error
+    except (ImportError, ValueError) as error:
+        kind = ImportError if isinstance(error, ImportError) else ValueError
+        raise kind(f"{FLAG} {file}: {error}") from error
     typed = typed.without(["config"])
     kept = read.without([dest for dest, _ in typed.groups]).groups
     line = Line(typed.host or more or read.host, [*kept, *typed.groups], typed.script or read.script)

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _check(arguments: argparse.Namespace) -> None:
     flags.check_runs(arguments.runs)
-    if not (len(arguments.items) < 2 if arguments.runs else len(arguments.items) > 1):
+    if (len(arguments.items) > 1) == bool(arguments.runs):
         several = "folders of runs, or --items of two models or more"
         what = "one file beside folders of runs" if arguments.runs else several
         raise ValueError(f"expected {what}, got {len(arguments.items)} of --items.")

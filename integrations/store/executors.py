@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from counterpoint.install import install
+from counterpoint.install import require
 from counterpoint.names import check_known
 
 LOCAL = "local"
@@ -68,12 +68,8 @@ def parse(text: str) -> Place:
 def opened(text: str, root: Path) -> AbstractContextManager[Any]:
     """Connect to a place and return an executor for it, to be closed; raise ``ValueError`` if none can be reached."""
     place = parse(text)
-    package = PACKAGES[place.kind]
-    try:
-        library = import_module(package)
-    except ModuleNotFoundError as error:
-        raise ImportError(f"--on {place.kind} needs {package}: {install('cluster')}", name=package) from error
-    return {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](library, place, root)
+    require(f"--on {place.kind} needs", "cluster", PACKAGES[place.kind])
+    return {"slurm": _slurm, "dask": _dask, "ray": _ray}[place.kind](import_module(PACKAGES[place.kind]), place, root)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 
-from counterpoint.install import install
+from counterpoint.install import require
 from counterpoint.names import visible
 
 from ..secrets import redacted
@@ -268,11 +268,8 @@ class Run:
         """Record that training starts or resumes, and in which environment."""
         (self.path / "error.txt").unlink(missing_ok=True)
         devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        self._write(
-            arguments=self.arguments,
+        self._clear(
             status="running",
-            result=None,
-            details=None,
             error=None,
             data=self.record.get("data"),
             versions=versions(),
@@ -289,8 +286,7 @@ class Run:
     def fail(self, error: str, traceback: str) -> None:
         """Record that training failed: one line in run.json, the traceback in error.txt."""
         (self.path / "error.txt").write_text(traceback, encoding="utf-8")
-        cleared = {"arguments": self.arguments, "status": "failed", "result": None, "details": None, "error": error}
-        self._write(**cleared, **self._ending())
+        self._clear(status="failed", error=error, **self._ending())
 
     # ---- private -------------------------------------------------------------------------------
 
@@ -318,6 +314,9 @@ class Run:
             file.write(text.encode() + b"\n")
         self.record = json.loads(text)
         self.folder.push()
+
+    def _clear(self, **changes: object) -> None:
+        self._write(arguments=self.arguments, result=None, details=None, **changes)
 
     def _check_writable(self) -> None:
         if not self._writable:
@@ -355,10 +354,8 @@ def _fetch(reference: str) -> Path:
     Only the files that are needed to read it are fetched, so that nothing is unpickled. Raises ``ValueError`` if there
     is none of that name, or no answer.
     """
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ImportError(f"{reference} needs huggingface_hub: {install('hub')}") from error
+    require(f"{reference} needs", "hub", "huggingface_hub")
+    from huggingface_hub import snapshot_download
 
     name, _, revision = reference.removeprefix("hf://").partition("@")
     try:
