@@ -224,7 +224,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def add_settings(parser: argparse._ActionsContainer, settings: type) -> None:
     """Add a flag for each setting of a domain; a flag that is not typed leaves None, see :func:`chosen`."""
     for field in fields(settings):
-        if about(field).flag:
+        if about(field).flag and field.name not in getattr(settings, "NO_FLAGS", ()):
             parser.add_argument(f"--{field.name.replace('_', '-')}", default=None, **_options(field))
 
 

@@ -150,7 +150,8 @@ def command(args: argparse.Namespace) -> int:
     finally:
         if counts is not None and not seam.quiet:
             about = {"host": host.name, "objective": seam.spec, "own": seam.own, "calls": seam.calls, "error": failure}
-            counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
+            excluded = max((each["excluded"] for each in seam.counts()), default=None)
+            counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds, "excluded": excluded}))
         if not seam.quiet:
             print(summary(host, seam, failed), file=sys.stderr)
     return 0

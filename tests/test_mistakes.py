@@ -247,10 +247,10 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
     "compare --objective host hcl auto -- train.py": "The host comes first, and the script behind --: auto --obj",
     "doctor train.py": "unexpected 'train.py'.\n",
     "race auto -- train.py": "--metric: which number is compared?",
-    f"{RACE} --steps -- train.py": "the script's arguments have no --steps with a number",
+    f"{RACE} --steps -- train.py": "not among the script's own arguments, -- train.py --steps 400.",
     f"{RACE} steps -- train.py --steps 40": "Did you mean '--steps'",
     f"{BOTH} --metric json:r.json:acc --seed-flag seed -- train.py": "got 'seed'. Did you mean '--seed'",
-    f"{RACE} --steps --budget 1 -- train.py --steps 40": "at least 2, got '1'",
+    f"{RACE} --steps --budget 2 -- train.py --steps 40": "--budget: expected 3 or more, to try 4 settings, got 2",
 }
 USERS = {"retrieval": RETRIEVAL, "vision": VISION, "graphs": GRAPHS, "deciding": DECIDING}
 ROWS = [(user, mistake) for user, mistakes in USERS.items() for mistake in mistakes]

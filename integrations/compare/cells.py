@@ -63,4 +63,4 @@ def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
         except ValueError:
             raise ValueError(f"--steps-flag {flag}: expected a number behind it, got {text!r}") from None
     hint = closest(flag, [word.partition("=")[0] for word in script if word.startswith("-")])
-    raise ValueError(f"--steps-flag {flag}: the script's arguments have no {flag} with a number.{hint}")
+    raise ValueError(f"--steps-flag {flag}: it is not among the script's own arguments, -- train.py {flag} 400.{hint}")

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,10 +27,11 @@ from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
 from ..report.statistics import FEWEST, MISSING, available, compare
+from ..report.summary import plural
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import Scores, best_of, search
-from ..search.grids import GRIDS, changed, grids_of
+from ..search.grids import GRIDS, grids_of
 from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
 from ..store.grid import writable
@@ -48,7 +50,6 @@ FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 SHARED = ("temperature", "denominator")  # the host's, in rows that name none
-UNTYPED = 0.987654321  # a temperature that nobody types
 # what is tried of parameters without a grid of their own in every domain
 PAPERS = {"temperature": (0.05, 0.1, 0.2, 0.5, 1.0), "mu": (0.3, 0.5, 0.7, 0.9), "sigma": (0.5, 1.0), **GRIDS}
 
@@ -57,6 +58,7 @@ class Comparison:
     """A comparison, checked with the plugins of the host."""
 
     command = "compare"
+    watches = False  # whether steps are watched of a script whose host is named, too
 
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
@@ -72,11 +74,20 @@ class Comparison:
         code = store.checksum(file)[:12]
         host, self.told = arguments.host, list[str]()
         self.own: str = registry.load(host).spec
+        seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
         if host == "auto":
-            seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
             host, seam, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], seam, self.specs)
-        _check(host, seam, script, file, self.specs)
+        plugin, parser = registry.find(host, file.resolve().parent, "--force" in seam), Parser()
+        inject.add_options(parser)
+        for spec in self.specs:  # raises SeamError where the host cannot take an objective or a flag
+            inject.check(parser.parse_args([f"--objective={spec}", *seam]), plugin)
+            if spec != HOST:
+                plugin.check(spec)
         _tell_secrets(script, arguments.on)
+        if self.watches and arguments.host != "auto":
+            shims = [word for word in seam if "-shims" in word] or [f"--shims={host}"] * bool(plugin.shims)
+            with suppress(ValueError):  # of several losses, it is not known which one the host replaces
+                _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
 
@@ -88,25 +99,26 @@ class Comparison:
             self._tune()
         else:
             self.notes.append(UNTUNED)
+        rows = [*((spec, {}) for spec in self.specs), *self.placebo]
+        grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         if not given.json:
-            where = f"{given.out}/{cells.DOMAIN}"
-            print_line(f"{len(self.specs)} objectives, {len(seeds)} seeds; what the runs print: {LOG} in {where}")
+            where = f"what they print: {LOG} in {given.out}/{cells.DOMAIN}"
+            print_line(f"{plural(len(rows), 'row')}, {plural(len(seeds), 'seed')}: {plural(len(grid), 'run')}; {where}")
+            if before := sum(Run(given.out, cell).done for cell in grid if given.resume):
+                print_line(f"{before} of {len(grid)} runs are done already")
         if given.seeds <= FEWEST:
             self.notes.append(FEW)
             print_line(FEW)
         if not available():
             print_line(f"Means only: {MISSING}.")
-        rows = [*((spec, {}) for spec in self.specs), *self.placebo]
-        grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
-        early, late, baseline = grid[: EQUAL * len(rows)], grid[EQUAL * len(rows) :], self.baseline
-        at_first, total = flags.concurrent(given), len(grid)
-        runs = self._run_cells(early[:at_first], total=total)
-        if not any(run.done for run in runs):
-            print_line("the first runs have failed, so no others were started")
-            early, late = early[:at_first], []
-        runs += self._run_cells(early[at_first:], before=len(runs), total=total) if early[at_first:] else []
-        if late and not same_numbers([run for run in runs if run.done]):
-            runs += self._run_cells(late, before=len(runs), total=total)
+        early, baseline, runs = EQUAL * len(rows), self.baseline, list[Run]()
+        for end in (min(early, flags.concurrent(given)), early, len(grid)):
+            runs += self._run_cells(grid[len(runs) : end], before=len(runs), total=len(grid))
+            if not any(run.done for run in runs):
+                print_line("the first runs have failed, so no others were started")
+                break
+            if end >= early and same_numbers([run for run in runs if run.done]):
+                break
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
             if lines := last_lines(run):
@@ -119,7 +131,7 @@ class Comparison:
         self.notes += [*own_settings(done), *_time_notes(done, baseline)]
         if same_numbers(done):  # repetitions, of which a test would make evidence
             seed = done[0].arguments["seed"]
-            stopped = f"stopped after {EQUAL} seeds: " * bool(late)
+            stopped = f"stopped after {EQUAL} seeds: " * (len(runs) < len(grid))
             told = f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
             self.notes.append(stopped + told)
             done = [run for run in done if run.arguments["seed"] == seed]
@@ -134,20 +146,24 @@ class Comparison:
         return 1 if failed or errors else 0
 
     def _tune(self) -> None:
-        assert self.settings.tune_metric is not None
-        run_all = partial(self._run_cells, metrics=[self.settings.tune_metric])
-        best = tuned(self.specs, self.settings, self.cell, run_all)
+        settings, metric = self.settings, self.settings.tune_metric
+        assert metric is not None
+        run_all = partial(self._run_cells, metrics=[metric])
+        best = tuned(self.specs, settings, self.cell, run_all)
         chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
         self.notes.append(
-            f"tuned by {self.settings.tune_metric.text}, {self.settings.tune} settings each with "
-            f"{self.settings.tune_seeds} seeds; verdicts are at these settings, which another tuning may not find: "
-            f"{chosen}"
+            f"tuned by {metric.text}, {settings.tune} settings each with {plural(settings.tune_seeds, 'seed')}; "
+            f"verdicts are at these settings, which another tuning may not find: {chosen}"
         )
+        if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
+            why = "the script's own loss stays as it is, and other rows have no number to try (t=host is none)"
+            self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
-        if again := tuned([self.twin], self.settings, self.cell, run_all, FIRST_SEED + self.settings.tune_seeds):
-            self.placebo = [(again[self.twin], {"label": PLACEBO})]
-            self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by other seeds: {again[self.twin]}")
+        if again := tuned([self.twin], settings, self.cell, run_all, FIRST_SEED + settings.tune_seeds).get(self.twin):
+            same = ", the same setting, so its runs would be the same" * (again == best[self.twin])
+            self.placebo = [] if same else [(again, {"label": PLACEBO})]
+            self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by other seeds: {again}{same}")
         self.twin = best.get(self.twin, self.twin)
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: int) -> list[Run]:
@@ -157,17 +173,6 @@ class Comparison:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
         return flags.run_cells(run_script, cells, given, self.command, failed=True, **part)[0]
-
-
-def _check(host: str, seam: Sequence[str], script: Sequence[str], file: Path, specs: Sequence[str]) -> None:
-    """Raise ``SeamError`` where the host cannot take an objective or a flag."""
-    plugin = registry.find(host, file.resolve().parent, "--force" in seam)
-    parser = Parser()
-    inject.add_options(parser)
-    for spec in specs:
-        inject.check(parser.parse_args([f"--objective={spec}", *seam]), plugin)
-        if spec != HOST:
-            plugin.check(spec)
 
 
 def _tell_secrets(script: Sequence[str], place: str) -> None:
@@ -201,9 +206,9 @@ def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:
     """Yield where the placebo differs from the row that was tuned in the same way."""
     for column in columns:
         values = {row: cell.values for row, cell in column.cells.items() if row in (PLACEBO, twin)}
-        if len(values) == 2:
-            verdicts = compare(values[twin], {PLACEBO: values[PLACEBO]}, column.margin, test=available())
-            for verdict in (v for v in verdicts.values() if v.different):
+        base = values.pop(twin, {})
+        for verdict in compare(base, values, column.margin, test=available()).values() if base else ():
+            if verdict.different:
                 yield (
                     f"{column.title}: do not trust the verdicts on tuned rows: {PLACEBO} and {twin} are one loss, and "
                     f"tuning it by other seeds alone changes it by {verdict.difference:+.3g}"
@@ -211,11 +216,21 @@ def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:
 
 
 def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
-    """Yield how long steps took."""
-    if times := step_times(runs, baseline):
+    """Yield how long steps took, from one call of the loss to the next, over the baseline's with the same seed."""
+    rows: dict[str, dict[int, float]] = defaultdict(dict)
+    for run in runs:
+        if run.details["step_seconds"]:
+            rows[run.name][run.arguments["seed"]] = run.details["step_seconds"]
+    about = f"time of a step, as a multiple of {baseline}'s"
+    for row, some in ((row, seconds.values()) for row, seconds in rows.items()):
+        if max(some) > TOLERANCE * min(some):  # more than rows may, and of the same work
+            yield f"{about}: not known, since that of {row} went from {min(some):.2g} to {max(some):.2g} s between runs"
+            return
+    base = rows.pop(baseline, {})
+    ratios = {row: [value / base[seed] for seed, value in by.items() if seed in base] for row, by in rows.items()}
+    if times := {row: values for row, values in ratios.items() if values}:
         ranges = {row: f" ({min(some):.2f} to {max(some):.2f})" * (len(some) > 1) for row, some in times.items()}
-        shown = [f"{row} {median(values):.2f}{ranges[row]}" for row, values in times.items()]
-        yield f"time of a step, as a multiple of {baseline}'s: {', '.join(shown)}"
+        yield f"{about}: {', '.join(f'{row} {median(values):.2f}{ranges[row]}' for row, values in times.items())}"
     if slow := [row for row, values in times.items() if len(values) >= FEWEST and min(values) > TOLERANCE]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
@@ -256,7 +271,7 @@ def find_loss(
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
     told = [f"{one['kind']}={one['path']}" for one in data.get("told", ()) if one["distinct"] < one["length"]]
-    return host, [*flags[:at], *flags[at + 2 :]], data.get("own") or "infonce", told
+    return host, [*flags[:at], *flags[at + 2 :]], data.get("own") or "infonce:t=host", told
 
 
 def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
@@ -274,62 +289,43 @@ def tuned(
     specs: Sequence[str],
     settings: Settings,
     make_cell: Callable[..., Mapping[str, Any]],
-    run_cells: Callable[[Sequence[Mapping[str, Any]]], Sequence[Run]],
+    run_cells: Callable[..., Sequence[Run]],
     seed: int = FIRST_SEED,
 ) -> dict[str, str]:
     """Return the best spec of the search from each objective, by the mean of some seeds from ``seed`` on.
 
     Those without a parameter to tune are left out. ``make_cell`` makes a cell from a spec, a seed and more;
-    ``run_cells`` returns the runs of cells, failed ones too.
+    ``run_cells`` returns the runs of cells, failed ones too, and counts them ``before`` others of a ``total``.
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
     own = None if settings.grid is None else dict(settings.grid)
+    rows = [spec for spec in specs if spec.partition(";")[0].strip() != HOST]
+    grids = {spec: found for spec in rows if (found := grids_of(spec, PAPERS, own, strict=False))}
+    total, count = len(grids) * settings.tune * settings.tune_seeds, 0
 
     def measure(specs: list[str]) -> Scores:
+        nonlocal count
         seeds = range(seed, seed + settings.tune_seeds)
-        runs = run_cells([make_cell(spec, each, purpose=TUNING) for spec, each in product(specs, seeds)])
+        cells = [make_cell(spec, each, purpose=TUNING) for spec, each in product(specs, seeds)]
+        runs, count = run_cells(cells, before=count, total=total), count + len(cells)
         values = [sign * (run.result or {}).get(name, math.nan) for run in runs]
         return {spec: fmean(values[i * len(seeds) :][: len(seeds)]) for i, spec in enumerate(specs)}
 
     best = {}
-    for spec in specs:
-        if spec.partition(";")[0].strip() != HOST and (grids := grids_of(spec, PAPERS, own, strict=False)):
-            scores = search(spec, grids, settings.tune, measure, with_value)
-            best[spec] = best_of(scores)
-            if math.isnan(scores[best[spec]]):
-                raise ValueError(f"--tune: all runs of {spec} have failed.")
+    for spec, values in grids.items():
+        scores = search(spec, values, settings.tune, measure)
+        best[spec] = best_of(scores)
+        if math.isnan(scores[best[spec]]):
+            raise ValueError(f"--tune: all runs of {spec} have failed.")
     return best
-
-
-def with_value(spec: str, name: str, value: float) -> str:
-    """Return a treatment's text with another value of a parameter; it names no other that it did not name before."""
-    data = cp.objective(spec, f"infonce:t={UNTYPED}").to_dict()
-    text = str(cp.from_dict(changed(data, name, value)))
-    for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
-        text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
-    return text
 
 
 def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:
     """Yield the runs that reached the loss less often than others of their seed, with a message for each."""
-    seeds: dict[int, list[Run]] = defaultdict(list)
+    runs = [*runs]
     for run in runs:
-        seeds[run.arguments["seed"]].append(run)
-    for members in seeds.values():
-        most = max(members, key=lambda run: run.details["calls"])
-        for run in members:
-            calls, more = run.details["calls"], most.details["calls"]
-            if calls < more:
-                yield run, f"{run.title}: the loss was reached {calls} times, with {most.name} {more} times"
-
-
-def step_times(runs: Iterable[Run], baseline: str) -> dict[str, list[float]]:
-    """Return for each other row the times from one call of the loss to the next, per seed, over the baseline's."""
-    seconds: dict[str, dict[int, float]] = defaultdict(dict)
-    for run in runs:
-        if run.details["step_seconds"]:
-            seconds[run.name][run.arguments["seed"]] = run.details["step_seconds"]
-    base = seconds.pop(baseline, {})
-    ratios = {row: [value / base[seed] for seed, value in by.items() if seed in base] for row, by in seconds.items()}
-    return {row: values for row, values in ratios.items() if values}
+        same_seed = (other for other in runs if other.arguments["seed"] == run.arguments["seed"])
+        most = max(same_seed, key=lambda other: other.details["calls"])
+        if (calls := run.details["calls"]) < (more := most.details["calls"]):
+            yield run, f"{run.title}: the loss was reached {calls} times, with {most.name} {more} times"

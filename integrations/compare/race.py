@@ -22,6 +22,7 @@ from counterpoint.checks import is_number
 
 from .. import flags, report, store
 from ..report.statistics import Verdict
+from ..report.summary import plural
 from ..search.commands import FIRST_SEED
 from ..store.files import finite
 from ..store.progress import duration, print_line
@@ -31,17 +32,18 @@ from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, same_numbers, uneven
 from .race_page import OWN, Arm, Points
 from .running import NO_SEED
-from .settings import HOST
+from .settings import HOST, SHARE, TEMPERATURES
 
 if TYPE_CHECKING:
     import optuna
 
-SHARE = 4  # the first trainings have a quarter of the script's length, and a quarter of them goes on
-TEMPERATURES = (1.0, 0.5, 2.0)  # the first ones, as multiples of the script's own
 FACTORS = [2.0**power for power in range(-4, 5)]  # what is tried at most
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
 AT = "{t}"  # in treatments that are not of the script's own loss: their temperature
+NOT_TUNED = "the temperature of your loss was not tuned, since it is not known"
+INERT = "in its first training it left out no key, so it was your loss"
+DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
 HCL = ("hcl:beta=1,prior=0.1{t}", "hcl:beta=2,prior=0.1{t}")
 
 
@@ -49,6 +51,7 @@ class Race(Comparison):
     """A race, checked with the plugins of the host."""
 
     command = "race"
+    watches = True  # which says the temperature of the script's own loss, and what treatments may be told of
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -61,11 +64,6 @@ class Race(Comparison):
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
         typed = [re.sub(rf"^{HOST}\b", OWN, spec) for spec in self.specs if spec != HOST]
         self.families = typed or proposals(self.told)
-        if (least := len(self.families) + len(TEMPERATURES)) > self.most:
-            raise ValueError(
-                f"--budget {given.budget}: too small for {len(TEMPERATURES)} temperatures of your own loss and "
-                f"{len(self.families)} more to race; {math.ceil(least * (1 + given.tune_seeds) / SHARE)} is enough."
-            )
         self.arms: list[Arm] = []
 
     def run(self) -> int:
@@ -99,16 +97,15 @@ class Race(Comparison):
         summary = report.summarise(runs, baseline=base, metrics=[self.confirmed_by.name], lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
         short = len(self.arms) * self._steps(1 / SHARE) / self.length
-        search = short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)
-        temperature = float(self.tune_seeds * sum(arm.own for arm in self.arms))
-        cost = {"race": search, "temperature": temperature}  # in trainings of the script's length
+        search = short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)  # in whole trainings
+        cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         gain = compared[rival.text]
         better = gain is not None and gain.different and (gain.difference < 0) == lower
         winner = rival if better else winner
-        said = sentence(winner.text, rival.text, tuned.text, compared, label, search / max(temperature, 1.0), better)
+        times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
+        said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better)
         summary.notes[:0] = self._dropped()
-        title = f"Race: {runs[0].arguments['dataset']}"
-        page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder(), title)
+        page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         print(f"page: {page}", file=sys.stderr)
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
@@ -123,7 +120,7 @@ class Race(Comparison):
         runs: list[Run] = []
         for some in (seeds[:EQUAL], seeds[EQUAL:]):
             cells = [self.cell(text, seed, steps_flag=self.flag, **more) for seed, text in product(some, rows)]
-            runs += self._run_cells(cells, [self.confirmed_by])
+            runs += self._run_cells(cells, [self.confirmed_by], before=len(runs), total=len(rows) * len(seeds))
             if not all(run.done for run in runs):
                 break
             if same_numbers(runs):
@@ -135,14 +132,20 @@ class Race(Comparison):
         self._begin((OWN, factor) for factor in TEMPERATURES)
         self._follow(own=True)
         tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
-        near = (tuned.factor, tuned.factor / 2)  # below the best temperature too, since large ones hide faults
-        self._begin((family, factor) for factor, family in product(near, self.families))
+        for factor in (tuned.factor, tuned.factor / 2):  # below the best one too, since large ones hide faults
+            self._begin((family, factor) for family in self.families)
         self._follow(own=False)
+        scores = [arm.short for arm in self.arms if math.isfinite(arm.short)]
+        if len(scores) > 1 == len({*scores}):
+            raise ValueError(
+                f"all treatments have {self.chosen_by.name} {self.sign * tuned.short:g} at 1/{SHARE} of the length, so "
+                "none can be chosen: is that too short to move it, such as a warm-up, or the number too coarse?"
+            )
         study = _study(self._folder())
         trials = prune(self.arms, study)
         tuned.dropped = False  # always runs to the end
         finished = [arm for arm in self.arms if not arm.dropped]
-        print_line(f"to the end, {self.tune_seeds} seeds each: {', '.join(arm.text for arm in finished)}")
+        print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
@@ -173,33 +176,37 @@ class Race(Comparison):
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
         texts = [arm.text for arm in new]
-        if runs := [] if self.arms else self._train(texts[:1], short):
+        if runs := [] if self.arms else self._train(texts[:1], short, total=len(texts)):
             if math.isnan(self._value(runs[0])):  # in all others too, the number may be missing
                 raise ValueError(f"the script's own loss gave no number: {runs[0].record.get('error', 'it is NaN')}")
             whole = SHARE * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
             most = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds
             print_line(f"all of it takes at most about {duration(most * whole)} if each step is as fast as in this one")
-        runs += self._train(texts[len(runs) :], short)
+        runs += self._train(texts[len(runs) :], short, before=len(runs), total=len(texts))
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve = self._points(run, quarter, value)
+            only_excludes = arm.family.startswith(f"{OWN};") and not re.search("(labels|log_q|index)=", arm.family)
+            if only_excludes and run.done and run.details.get("excluded") == 0:
+                arm.short, arm.inert = -math.inf, INERT + DROPOUT * arm.family.endswith("; duplicates")
+                self.families = [family for family in self.families if family != arm.family]
         self.arms += new
         return bool(new)
 
     def _follow(self, own: bool) -> None:
         """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
         most = self.most - own * len(self.families)  # which leaves room for each of the other treatments
-        more = any(arm.own == own for arm in self.arms)
+        more = any(arm.own == own and math.isfinite(arm.short) for arm in self.arms)
         while more and len(self.arms) < most:
             top = max((arm for arm in self.arms if arm.own == own), key=lambda arm: arm.short)
             tried = [arm.factor for arm in self.arms if arm.family == top.family]
             further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)
             more = further in FACTORS and self._begin([(top.family, further)])
 
-    def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1) -> list[Run]:
+    def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: int) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)
         cells = [self.cell(text, seed, purpose=TUNING, **more) for text, seed in product(texts, each)]
-        return self._run_cells(cells, [self.chosen_by])
+        return self._run_cells(cells, [self.chosen_by], **{"total": len(cells), **part})
 
     def _value(self, run: Run) -> float:
         return self.sign * float((run.result or {}).get(self.chosen_by.name, math.nan))
@@ -224,7 +231,8 @@ class Race(Comparison):
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
             end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end, mean of {self.tune_seeds}"
-            yield f"{arm.text}: {self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
+            told = f"{self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
+            yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"
 
 
 def at_temperature(family: str, own: str, factor: float) -> str | None:
@@ -281,7 +289,7 @@ def sentence(
     """Return the result of the race in a sentence, with fresh seeds' verdict on ``rival``: the winner, or the next."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
     more, gain, tuning = (compared.get(row) for row in (longer, rival, HOST))
-    times = f"the search cost {cost:.2g} times tuning the temperature alone"
+    times = f"the search cost {cost:.2g} times tuning the temperature alone" if cost else NOT_TUNED
     times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if winner == tuned:
         gained = "" if tuning is None else f": tuning gained {_interval(tuning, -1)}"

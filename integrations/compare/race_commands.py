@@ -1,7 +1,9 @@
 """``counterpoint race``; the parser needs no torch."""
 
 import argparse
+import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from counterpoint.install import require
 
@@ -9,7 +11,7 @@ from ..domain import setting
 from . import commands
 from .cells import length_of
 from .metrics import Metric
-from .settings import HOST, Settings
+from .settings import HOST, SHARE, TEMPERATURES, Settings
 
 FEWEST = 3  # fresh seeds
 DESCRIPTION = """\
@@ -19,7 +21,8 @@ Treatments of the script's loss (its temperature, duplicates or ids left out, a 
 steps; the better ones go on, and the winner is compared with your loss at its best temperature on fresh seeds. It ends
 in one sentence. The same command continues after Ctrl-C or a kill.
 
-HOST, metrics and seeds are those of `counterpoint compare`.
+HOST, metrics and seeds are those of `counterpoint compare`. The fewest are --seeds 3 and --budget 3; of N treatments
+in --objective, the budget is at least (3 + N) x (1 + --tune-seeds) / 4.
 """
 
 
@@ -27,14 +30,9 @@ HOST, metrics and seeds are those of `counterpoint compare`.
 class RaceSettings(Settings):
     """The settings of ``counterpoint race``: the script, its metric and its treatments."""
 
-    tune: int = setting(0, flag=False)
+    NO_FLAGS: ClassVar = ("tune", "tune_metric", "grid", "baseline", "report", "items")
     tune_seeds: int = setting(2, "seeds of the trainings of the whole length that choose; a quarter has one", low=1)
-    tune_metric: Metric | None = setting(None, flag=False)  # noqa: RUF009
-    grid: None = setting(None, flag=False)
-    baseline: str | None = setting(None, flag=False)
-    report: bool = setting(False, flag=False)
-    items: Metric | None = setting(None, flag=False)  # noqa: RUF009
-    budget: int = setting(18, "trainings of the script's length that the search may cost, about", low=2)
+    budget: int = setting(18, "trainings of the script's length that the search may cost, about; at least 3")
     steps_flag: str | None = setting(
         None,
         "the script's own flag for its length, among its arguments, such as --max_steps (none: runs are stopped by the "
@@ -59,6 +57,9 @@ def _check(arguments: argparse.Namespace) -> None:
     arguments.settings = replace(settings, objective=[*dict.fromkeys([HOST, *settings.objective])])
     for fault in commands.faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
         raise ValueError(fault)
+    arms = len(TEMPERATURES) + max(1, len(arguments.settings.objective) - 1)
+    if settings.budget < (least := math.ceil(arms * (1 + settings.tune_seeds) / SHARE)):
+        raise ValueError(f"--budget: expected {least} or more, to try {arms} settings, got {settings.budget}")
     if arguments.seeds < FEWEST:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")
     if len(settings.metric) > 1:

@@ -34,6 +34,7 @@ class Arm:
     short: float = math.nan
     full: float = math.nan
     dropped: bool = False
+    inert: str = ""  # why it is the same as another one, and dropped
     curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
 
     @property
@@ -42,12 +43,12 @@ class Arm:
         return self.family == OWN
 
 
-def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, folder: Path, title: str) -> Path:
+def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, folder: Path) -> Path:
     """Write the page to a folder; return its path."""
     intro = escape(said)
     with suppress(ImportError):  # the page says that matplotlib is missing
         intro += Markup("</p><p>") + Markup(svg(draw(arms, metric), f"{metric} of each treatment in the race", "race-"))
-    (page,) = report.write(summary, folder, ["html"], title=title, intro=intro)
+    (page,) = report.write(summary, folder, ["html"], title=f"Race: {summary.columns[0].dataset}", intro=intro)
     return page
 
 

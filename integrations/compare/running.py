@@ -28,6 +28,7 @@ NO_SEED = (
     "is the training too short to move the number?"
 )
 LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
+SEAM_SAYS = {"calls": 0, "step_seconds": None, "own": HOST, "excluded": None}  # in a run's details, and else
 SKIPPED = (".git", "__pycache__")
 
 
@@ -116,7 +117,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
-    ended |= {key: seam.get(key, without) for key, without in (("calls", 0), ("step_seconds", None), ("own", HOST))}
+    ended |= {key: seam.get(key, without) for key, without in SEAM_SAYS.items()}
     with atomic(path / ENDED) as file:
         file.write(json.dumps(ended).encode())
 

@@ -21,9 +21,9 @@ import argparse
 import json
 import math
 import shlex
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 
 FIRST_SEED = 1000  # far from the seeds of ``train``
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
-SEARCH_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid")
-OWN_FLAGS = (*SEARCH_FLAGS, "part", "out", "resume", "fresh", "json")
+OWN_FLAGS = ("objective", "seed", "seeds", "budget", "baseline", "grid", "part", "out", "resume", "fresh", "json")
 
 
 def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
@@ -105,31 +104,22 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
 
 def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain, dataset: str) -> dict[str, Any]:
     """Search from one spec on data that is not test data; return the result as ``--json`` prints it."""
-    from .. import store
     from ..store.errors import GridError
     from ..store.run import TUNING
-    from ..trackers import tracked
 
     training = tuned.module("training")
     settings = {**tuned.module("commands").settings(arguments, dataset), **tuned.held_out}
-    train = tracked(training.train, arguments.track)
     seeds = list(range(arguments.seed, arguments.seed + arguments.seeds))
     budget = arguments.budget // len(seeds)
     runs: dict[str, list[Run]] = {}
 
-    def cells(spec: str) -> list[dict[str, object]]:
-        return [{**training.cell(dataset, spec, seed, **settings), "purpose": TUNING} for seed in seeds]
-
     def measure(specs: list[str]) -> Scores:
-        options = flags.grid_options(arguments)
-        try:
-            done = store.run_grid(train, [cell for spec in specs for cell in cells(spec)], arguments.out, **options)
-        except GridError as error:
-            kind, _, reason = str(error.runs[0].record["error"]).partition(": ")
-            if start in specs and kind == "ValueError":  # the settings are wrong for every spec
-                raise ValueError(reason) from error
-            print(f"counterpoint tune {tuned.name}: {error}", file=sys.stderr)
-            done = error.runs
+        each = [training.cell(dataset, spec, seed, **settings) for spec, seed in product(specs, seeds)]
+        cells = [{**cell, "purpose": TUNING} for cell in each]
+        done, _ = flags.run_cells(training.train, cells, arguments, f"tune {tuned.name}", failed=True)
+        kind, _, reason = str(done[0].record["error"]).partition(": ")
+        if start in specs and kind == "ValueError":  # the settings are wrong for every spec
+            raise ValueError(reason)
         runs.update((spec, done[i * len(seeds) : (i + 1) * len(seeds)]) for i, spec in enumerate(specs))
         return {spec: fmean(values) if len(values := _values(runs[spec])) == len(seeds) else math.nan for spec in specs}
 

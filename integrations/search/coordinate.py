@@ -1,6 +1,7 @@
 """The search along one parameter after the other; nothing here trains."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
@@ -10,20 +11,19 @@ from .grids import Grids, changed
 
 T = TypeVar("T")
 Scores = dict[str, float]
+UNTYPED = 0.987654321  # a temperature that nobody types
 
 
-def respelled(spec: str, name: str, value: float) -> str:
-    """Return a spec with another value of a parameter, in its canonical form."""
-    return str(cp.from_dict(changed(cp.objective(spec).to_dict(), name, value)))
+def with_value(spec: str, name: str, value: float) -> str:
+    """Return a treatment's text with another value of a parameter; it names no other that it did not name before."""
+    data = cp.objective(spec, f"infonce:t={UNTYPED}").to_dict()
+    text = str(cp.from_dict(changed(data, name, value)))
+    for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
+        text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
+    return text
 
 
-def search(
-    start: str,
-    grids: Grids,
-    budget: int,
-    measure: Callable[[list[str]], Mapping[str, float]],
-    with_value: Callable[[str, str, float], str] = respelled,
-) -> Scores:
+def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]], Mapping[str, float]]) -> Scores:
     """Measure specs along one parameter after the other, from the best so far; return the score of each.
 
     Each parameter gets its share of the budget, spread evenly over its grid. What is left goes into further rounds,
@@ -34,7 +34,6 @@ def search(
         grids: the values to try of each parameter, in the order of the search.
         budget: largest number of specs to measure.
         measure: returns the scores of specs; NaN for those that failed.
-        with_value: returns a spec with another value of a parameter.
     """
     scores, measured = dict(measure([start])), 0
     while measured < len(scores) < budget:  # a round without a new spec is the last

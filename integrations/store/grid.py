@@ -59,7 +59,8 @@ def run_grid(
         resume: if False, first delete the runs of all cells, except those that another process is training.
         progress: show progress on stderr, or call this with each line about an ended run.
         prepare: called before the first run is trained, and not if all are done; may raise errors of the data.
-        before, total: of a larger grid that these cells are a part of: runs that have ended, and all runs.
+        before, total: of a larger grid that these cells are a part of: runs that have ended, and all runs. The caller
+            says how many were done already.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
@@ -67,11 +68,11 @@ def run_grid(
     requested = at_once(partial(Run, root), cells)
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
-    count, total, began = before + len(runs) - len(pending), max(total, len(runs)), time.monotonic()
+    count, part, total, began = before + len(runs) - len(pending), total > 0, total or len(runs), time.monotonic()
     first = count
     failures: dict[Path, str] = {}
     report = progress if callable(progress) else print_line if progress else lambda _: None
-    if count > before:
+    if count and not part:
         report(f"{count} of {total} runs are done already")
     try:
         if pending:

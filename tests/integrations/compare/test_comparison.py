@@ -19,6 +19,7 @@ from counterpoint.integrations.compare.cells import cell, words
 from counterpoint.integrations.compare.comparison import _time_notes, same_numbers, tuned
 from counterpoint.integrations.compare.metrics import Metric
 from counterpoint.integrations.compare.settings import Settings
+from counterpoint.integrations.search.coordinate import with_value
 
 TOY = ROOT / "tests" / "support" / "toy_train.py"
 LINE = next(i for i, line in enumerate(TOY.read_text().splitlines(), 1) if "cross_entropy(50" in line)
@@ -153,16 +154,19 @@ def test_runs_that_reach_the_loss_less_often_are_named(done):
 def test_time_is_stated(done):
     runs = done(
         ("host", 0, 9, 0.1, 1),
-        ("hcl", 0, 9, 0.25, 2),
+        ("hcl", 0, 9, 0.24, 2),
         ("dcl", 0, 9, 0.1, 2),
         ("host", 1, 9, 0.1, 3),
-        ("hcl", 1, 9, 0.2, 4),
+        ("hcl", 1, 9, 0.21, 4),
     )
     (note,) = _time_notes(runs, "host")
-    assert note == "time of a step, as a multiple of host's: hcl 2.25 (2.00 to 2.50), dcl 1.00"
+    assert note == "time of a step, as a multiple of host's: hcl 2.25 (2.10 to 2.40), dcl 1.00"
     runs += done(("host", 2, 9, 0.1, 1), ("hcl", 2, 9, 0.22, 2))
     notes = list(_time_notes(runs, "host"))  # two seeds may be a busy machine
     assert notes[1].startswith("hcl had more time than host; train host longer")
+    runs += done(("dcl", 2, 9, 0.05, 2))  # resumed when nothing else ran
+    (note,) = _time_notes(runs, "host")
+    assert note.endswith("a multiple of host's: not known, since that of dcl went from 0.05 to 0.1 s between runs")
 
 
 def test_the_page_has_the_scripts_own_loss(done):
@@ -184,7 +188,7 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
     """And with a seed of its own; the script's own loss has nothing to tune."""
     asked: list[dict] = []
 
-    def run_cells(cells):
+    def run_cells(cells, **_):
         asked.extend(cells)
         runs = [store.Run(tmp_path, each) for each in cells]
         for run in runs:
@@ -216,7 +220,7 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
 
 
 def test_the_mean_of_two_seeds_chooses(tmp_path):
-    def run_cells(cells):
+    def run_cells(cells, **_):
         runs = [store.Run(tmp_path, each) for each in cells]
         for run in runs:
             with run.lock():
@@ -243,7 +247,7 @@ def test_the_mean_of_two_seeds_chooses(tmp_path):
     ],
 )
 def test_tuning_changes_one_thing(spec, name, value, expected):
-    assert comparison.with_value(spec, name, value) == expected
+    assert with_value(spec, name, value) == expected
 
 
 def test_rows_are_named_as_they_are_typed(here, done):

@@ -21,8 +21,8 @@ from documents import ROOT
 
 import counterpoint as cp
 from counterpoint.integrations import store
-from counterpoint.integrations.command.main import main
-from counterpoint.integrations.compare import race, running
+from counterpoint.integrations.command.main import build, main
+from counterpoint.integrations.compare import commands, race, running
 from counterpoint.integrations.compare.cells import cell, length_of
 from counterpoint.integrations.compare.metrics import Metric, Written, curves, read
 from counterpoint.integrations.compare.race_commands import RaceSettings
@@ -88,7 +88,7 @@ def test_the_best_other_treatment_is_one_that_gave_numbers():
 def stand_in(folder, score, asked, most=16, tune_seeds=1):
     """Return a race whose trainings are scores; those of which there is none have failed."""
 
-    def run_cells(cells, metrics=()):
+    def run_cells(cells, metrics=(), **_):
         runs = [store.Run(folder, one) for one in cells]
         for run in (run for run in runs if not run.done):
             asked.append(dict(run.arguments))
@@ -97,7 +97,8 @@ def stand_in(folder, score, asked, most=16, tune_seeds=1):
                 if (number := score(run.arguments)) is None:
                     run.fail("ValueError: no 'acc'. Known: accuracy.", "")
                 else:
-                    run.finish({"acc": number}, calls=9, step_seconds=[0.1], metrics=["acc"])
+                    excluded = 0.0 if "; duplicates" in run.arguments["objective"] else None
+                    run.finish({"acc": number}, calls=9, step_seconds=[0.1], metrics=["acc"], excluded=excluded)
         return runs
 
     raced = object.__new__(race.Race)
@@ -185,6 +186,62 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
     assert {*whole} == {*range(1000, 1000 + tune_seeds)}
 
 
+def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys):
+    """Else the script's own loss would be confirmed as equivalent to itself."""
+    pytest.importorskip("optuna")
+    asked: list[dict] = []
+
+    def score(one: dict) -> float:
+        spec = one["objective"].partition(";")[0].replace("host", "infonce:t=0.05")
+        return one["seed"] % 7 / 10 - abs(math.log2(cp.objective(spec).temperature / 0.05)) - spec.startswith("hcl")
+
+    raced = stand_in(tmp_path, score, asked)
+    raced.families, raced.arguments.json = ["{own}; duplicates", "hcl:beta=1{t}"], False
+    assert raced.run() == 0
+    shown = capsys.readouterr()
+    reason = "dropped, since in its first training it left out no key, so it was your loss; dropout gives equal texts"
+    assert f"host; duplicates: {reason}" in shown.out.replace("\n", " ")
+    assert "the best other, hcl:beta=1" in shown.out.replace("\n", " ")
+    tried = [one["objective"] for one in asked if "duplicates" in one["objective"]]
+    assert tried == ["host; duplicates"]  # no further temperature, nor to the end
+
+
+def test_equal_numbers_choose_nothing(tmp_path):
+    asked: list[dict] = []
+    with pytest.raises(ValueError, match=r"all treatments have acc 0\.5 at 1/4 of the length, so none can be chosen"):
+        stand_in(tmp_path, lambda one: 0.5, asked).run()
+    assert {one["length"] for one in asked} == {2.0}
+
+
+def test_a_temperature_that_is_not_known_is_not_called_tuned(tmp_path, capsys):
+    pytest.importorskip("optuna")
+
+    def score(one: dict) -> float:
+        return one["seed"] % 7 / 10 - one["objective"].startswith("hcl")
+
+    raced = stand_in(tmp_path, score, [])
+    raced.own = "infonce:t=host"
+    assert raced.run() == 0
+    said = json.loads(capsys.readouterr().out)["sentence"]
+    assert "the temperature of your loss was not tuned, since it is not known" in said
+    assert "times tuning the temperature" not in said
+
+
+def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch):
+    """For the temperature of its own loss, and for what treatments may be told of."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", "train.py")
+    line = next(i for i, text in enumerate(Path("train.py").read_text().splitlines(), 1) if "cross_entropy" in text)
+    words = ["logits", *FLAGS, "--site", f"train.py:{line}", "--scale", "20", "--", "train.py", "--steps", "8"]
+    arguments = build("race").parse_args(["race", *words])
+    arguments.check(arguments)
+    raced = race.Race(arguments, commands.seam_words(arguments))
+    assert raced.own == "infonce:t=0.05"
+    assert "{own}; ids=doc" in raced.families
+    assert raced.cell("host", 0)["host"] == "logits"
+    assert f"--site=train.py:{line}" in raced.cell("host", 0)["seam"]
+
+
 def test_finds_the_length_among_the_scripts_words():
     assert length_of(["train.py", "--steps", "40"], "--steps") == (2, "", 40.0)
     assert length_of(["train.py", "--steps=40"], "--steps") == (1, "--steps=", 40.0)
@@ -199,7 +256,7 @@ def test_finds_the_length_among_the_scripts_words():
     [
         (["auto", *FLAGS[:2], "--set-seed", "--", "train.py"], "--metric must be output:REGEX, to stop runs"),
         (["auto", *FLAGS, "--seeds", "2", "--", "train.py", "--steps", "8"], "--seeds: expected 3 or more"),
-        (["auto", *FLAGS, "--", "train.py"], "have no --steps with a number"),
+        (["auto", *FLAGS, "--", "train.py"], "not among the script's own arguments, -- train.py --steps 400."),
         (["auto", *FLAGS[2:], "--", "train.py", "--steps", "8"], "--metric: which number"),
         (
             ["auto", "--metric", "output:a (.)", "output:b (.)", *FLAGS[2:], "--", "train.py", "--steps", "8"],
@@ -207,8 +264,9 @@ def test_finds_the_length_among_the_scripts_words():
         ),
         (
             ["logits", *FLAGS, "--budget", "2", "--objective", "hcl", "--", "train.py", "--steps", "8"],
-            "--budget 2: too small for 3 temperatures of your own loss and 1 more to race; 3 is enough",
+            "--budget: expected 3 or more, to try 4 settings, got 2",
         ),
+        (["auto", *FLAGS, "--budget", "2", "--", "train.py", "--steps", "8"], "--budget: expected 3 or more"),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
     ],
 )

@@ -89,6 +89,8 @@ def test_the_scripts_own_loss_and_another(here, capsys):
     assert differs in json.loads(said)["notes"]
     assert found["host"]["values"] == {"3": expected}
     assert found["infonce:t=0.2"]["mean"] > expected + 3
+    excluded = {run.name: run.details["excluded"] for run in store.find_runs("runs")}
+    assert excluded == {"host": None, "infonce:t=0.2": None, same.strip("'"): 0.0}
     for run in store.find_runs("runs"):
         assert run.details["calls"] == 60
         assert [line["step"] for line in run.metrics()] == [*range(1, 61)]
@@ -151,7 +153,7 @@ def test_a_better_objective_is_found_and_an_equal_one_is_called_so(here):
     assert (better["kind"], equal["kind"]) == ("different", "equivalent")
     assert better["low"] > 3
     said = compare(line.replace(" --json", ""), here).stdout
-    assert "time of a step, as a multiple of host's: infonce:t=0.2" in said
+    assert "time of a step, as a multiple of host's: " in said
 
 
 @pytest.mark.slow
@@ -224,7 +226,7 @@ def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     assert (done.returncode, "host" in done.stdout) == (0, True), done.stderr
     done = compare(line.replace("acc (.+)", "(?P<digit>\\d)").replace("--seed-flag", "--seeds 1 --seed-flag"), here)
     assert (done.returncode, "train.py, digit" in done.stdout) == (0, True), done.stderr
-    assert "2 of 2 runs are done already" in done.stderr
+    assert done.stderr.count("2 of 2 runs are done already") == 1
 
 
 @pytest.mark.slow
@@ -249,6 +251,22 @@ def test_found_tuned_and_copied(here):
     assert {run.arguments["seed"]: run.result["test"] for run in host} == {
         seed: plain("train.py", "--steps", "40", "--seed", str(seed))["test"] for seed in range(3)
     }
+
+
+@pytest.mark.slow
+def test_runs_are_counted_as_one_whole_and_rows_that_are_not_tuned_are_named(here):
+    """The placebo has chosen the same setting, so its runs would be those of its twin."""
+    line = f"{TOLD} --objective host 'infonce:t=host; duplicates' --tune 2 --tune-seeds 1 --grid t=0.2 {READ} "
+    line += "--seeds 1 --tune-metric json:results.json:dev --seed-flag --seed -- train.py --steps 40"
+    done = compare(line, here)
+    assert done.returncode == 0, done.stderr
+    assert "3 rows, 1 seed: 3 runs; what they print" in done.stderr
+    assert re.findall(r"^\[(\d/\d)\]", done.stderr, re.M) == ["1/2", "2/2", "1/2", "2/2", "1/3", "2/3", "3/3"]
+    assert 'not tuned: host, "infonce:t=host; duplicates"; the script\'s own loss stays as it is' in done.stdout
+    assert "placebo: infonce tuned once more by other seeds: infonce:t=0.2, the same setting" in done.stdout
+    assert "2 settings each with 1 seed;" in done.stdout
+    again = compare(line, here)
+    assert re.findall(r".*done already", again.stderr) == ["3 of 3 runs are done already"]
 
 
 def test_sigterm_stops_as_ctrl_c_does(here):
