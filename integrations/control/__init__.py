@@ -25,5 +25,4 @@ __all__ = [
     "restore", "train",
 ]  # fmt: skip
 
-_MODULES = ("settings", "environment", "replay", "agent", "evaluation", "training")
-__getattr__ = lazy(__name__, _MODULES, __all__)
+__getattr__ = lazy(__name__, ("settings", "environment", "replay", "agent", "evaluation", "training"), __all__)

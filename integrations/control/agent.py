@@ -131,8 +131,7 @@ class Agent(nn.Module):
     def update(self, batch: Transitions, log: Callable[[dict[str, float]], object] | None = None) -> dict[str, Tensor]:
         """Update all networks once; returns the losses, and passes the report of the objective to ``log``."""
         s, encoder = self.settings, self.critic.encoder
-        frames = batch.observations, batch.next_observations
-        x, x_next = (random_crop(part, s.crop) for part in frames)
+        x, x_next = (random_crop(part, s.crop) for part in (batch.observations, batch.next_observations))
         x = encoder.prepare(x)  # once for two passes
 
         # 1. critic, with the encoder

@@ -25,9 +25,8 @@ def evaluate(agent: Agent, arguments: Mapping[str, Any], episodes: int = 10) -> 
     with closing(prepare(arguments)) as env:
         for episode in range(episodes):
             observation, _ = env.reset(seed=FIRST_SEED + episode)
-            over = False
-            while not over:
+            terminated = truncated = False
+            while not (terminated or truncated):
                 observation, reward, terminated, truncated, _ = env.step(agent.act(observation[None])[0])
                 returns[episode] += reward
-                over = terminated or truncated
     return returns

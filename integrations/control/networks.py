@@ -67,8 +67,7 @@ class Encoder(nn.Module):
         """Convert bytes to channels-last numbers in ``[0, 1]``; leave numbers unchanged."""
         if frames.is_floating_point():
             return frames
-        dtype = next(self.parameters()).dtype
-        return frames.to(dtype, memory_format=torch.channels_last).div_(255)
+        return frames.to(next(self.parameters()).dtype, memory_format=torch.channels_last).div_(255)
 
     def convolve(self, frames: Tensor) -> Tensor:
         """The head's input, ``(B, flat_features)``, from bytes or prepared frames."""

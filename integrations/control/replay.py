@@ -97,14 +97,12 @@ class Replay:
             at = torch.randint(oldest, self._written, (batch,))
             whole = ring["age"][at % self.capacity].clamp(max=self.stack - 1) <= at - oldest
             accepted.append(at[whole & ring["acted"][at % self.capacity]])
-        at = torch.cat(accepted)[:batch]
+        rows = torch.cat(accepted)[:batch] % self.capacity
         # 2. slots of both stacks, padded with the first frame of the episode: (B, stack + 1)
-        age = ring["age"][at % self.capacity]
-        steps = torch.arange(1 - self.stack, 2).expand(batch, -1).maximum(-age.unsqueeze(1))
-        slots = (at.unsqueeze(1) + steps) % self.capacity
+        steps = torch.arange(1 - self.stack, 2).expand(batch, -1).maximum(-ring["age"][rows].unsqueeze(1))
+        slots = (rows.unsqueeze(1) + steps) % self.capacity
         # 3. gather whole frames by row, which is many times faster than indexing each dimension
         frames = ring["frames"].index_select(0, slots.flatten().to(self.device)).unflatten(0, slots.shape)
-        rows = at % self.capacity
         actions, rewards, alive = (ring[name][rows].to(self.device) for name in ("actions", "rewards", "alive"))
         return Transitions(frames[:, :-1].flatten(1, 2), actions, rewards, frames[:, 1:].flatten(1, 2), alive)
 

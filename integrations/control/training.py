@@ -120,9 +120,8 @@ def learn(run: Run, env: Control) -> Agent:
             scores = evaluate(agent, arguments, arguments["episodes"])
             run.log(step, score=float(scores.mean()), spread=float(scores.std()))
         if last or time.monotonic() - last_save >= SAVE_EVERY:
-            parts = {"agent": agent.state(), "replay": replay.save(folder), "env": env.state}
-            counts = {"return": total, "decisions": turn + 1}
-            run.save({**parts, **counts, "rng": store.rng_state()}, step)
+            parts = {"agent": agent.state(), "replay": replay.save(folder), "env": env.state, "rng": store.rng_state()}
+            run.save({**parts, "return": total, "decisions": turn + 1}, step)
             last_save = time.monotonic()
     return agent
 

@@ -6,6 +6,7 @@ Rows are split at line feeds and tabs only: quotes belong to the text.
 import os
 import re
 from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
 
 ENVIRONMENT = "COUNTERPOINT_DATA"
@@ -38,10 +39,7 @@ def lines(path: Path, encoding: str = "utf-8") -> list[str]:
         row = raw.count(b"\n", 0, error.start) + 1
         hint = "Convert the file, for instance with iconv -f latin1 -t utf-8."
         raise ValueError(f"{path}: line {row} is not {encoding}: byte 0x{raw[error.start]:02x}. {hint}") from None
-    rows = text.removeprefix("\ufeff").split("\n")
-    if rows[-1] == "":
-        rows.pop()
-    return [line.removesuffix("\r") for line in rows]
+    return [line.removesuffix("\n").removesuffix("\r") for line in StringIO(text.removeprefix("\ufeff"))]
 
 
 def table(path: Path, columns: int, header: bool = False, more: bool = True) -> Iterator[tuple[str, list[str]]]:

@@ -46,11 +46,10 @@ def static(model: SentenceTransformer) -> SentenceTransformer:
 def make_loss(model: SentenceTransformer, arguments: Mapping[str, Any]) -> ContrastiveLoss:
     """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
-    views = arguments["views"] or objective.views or 2
     options = {name: arguments[name] for name in ("negative_weight", "duplicates", "false_negatives", "guide")}
     if options["guide"] is not None:
         options["guide"] = encode.load(options["guide"], device=arguments["device"])
-    options["views"] = views
+    options["views"] = arguments["views"] or objective.views or 2
     if (mini_batch := arguments["mini_batch"]) is not None:
         return CachedContrastiveLoss(model, objective, mini_batch_size=mini_batch, **options)
     return ContrastiveLoss(model, objective, **options)

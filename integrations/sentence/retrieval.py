@@ -157,9 +157,8 @@ def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 
             ``nano:NAME`` for one of its collections; by default all collections of the data, or else ``nano``.
         batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
     """
-    loaded: dict[str, Collection | None] = {}
-    for name in map(str, names or collections() or [NANO]):
-        loaded[name] = None if name.partition(":")[0] == NANO else read(find(name))
+    places = map(str, names or collections() or [NANO])
+    loaded = {name: None if name.partition(":")[0] == NANO else read(find(name)) for name in places}
     if not hasattr(model, "encode_query"):
         raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
     from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator
@@ -189,11 +188,10 @@ def score(model: Any, collection: Collection, **options: object) -> Score:
     """Score a SentenceTransformer on a collection; ``options`` are those of ``InformationRetrievalEvaluator``."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
-    queries, documents = collection.queries, collection.documents
     options |= {"precision_recall_at_k": [10, 100], "write_csv": False}
-    evaluator = InformationRetrievalEvaluator(queries, documents, collection.relevant, **options)
+    evaluator = InformationRetrievalEvaluator(collection.queries, collection.documents, collection.relevant, **options)
     items = _each_query(evaluator)
-    return Score(_metrics(evaluator(model)), len(queries), len(documents), items)
+    return Score(_metrics(evaluator(model)), len(collection.queries), len(collection.documents), items)
 
 
 def _each_query(evaluator: Any) -> list[dict[str, str | float]]:

@@ -20,7 +20,6 @@ texts), or the files that SentEval's scripts leave.
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +76,8 @@ def load(name: str, data: str | Path | None = None) -> dict[str, Texts]:
 
 
 def _labeled(name: str, split: str, folder: Path) -> Texts:
-    width = 3 if name == "MRPC" else 2
     if path := find(folder, f"{name}.tsv" if split == "all" else f"{name}-{split}.tsv"):
-        rows = [cells for _, cells in table(path, width, more=False)]
+        rows = [cells for _, cells in table(path, 3 if name == "MRPC" else 2, more=False)]
     else:
         rows = [[" ".join(cell.split()) for cell in row] for row in _senteval(name, split, folder)]
     if len({row[0] for row in rows}) < 2:
@@ -147,8 +145,8 @@ def evaluate(
         jobs: processes that fit classifiers.
     """
     loaded = {name: load(name, data) for name in dict.fromkeys(tasks)}
-    columns = (column for task in loaded.values() for split in task.values() for column in split.columns)
-    embeddings = embed(model, chain.from_iterable(columns), batch_size, progress)
+    columns = [column for task in loaded.values() for split in task.values() for column in split.columns]
+    embeddings = embed(model, (text for column in columns for text in column), batch_size, progress)
     scores = {name: score(name, task, embeddings, jobs, progress) for name, task in loaded.items()}
     return Report(scores, sum(one.accuracy for one in scores.values()) / len(scores))
 
