@@ -48,9 +48,7 @@ class View:
             return data
         # PyG takes everything that is as long as there are nodes for an attribute of theirs
         per_graph = {key: data[key] for key in ("y", "ptr") if key in data and "batch" in data}
-        data = data.subgraph(self.nodes)
-        for key, value in per_graph.items():
-            data[key] = value
+        data = data.subgraph(self.nodes).update(per_graph)
         if "ptr" in data:
             data.ptr = cumsum(self.batch[self.nodes].bincount(minlength=len(self.sizes)))
         return data

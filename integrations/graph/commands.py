@@ -98,8 +98,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
     values = ((f"{row['dataset']}, {row['probe']}", row["name"], row["accuracy"]) for row in rows)
-    table = accuracy_tables(values, "encoders and splits")
-    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(table))
+    print(json.dumps(rows, indent=1) if arguments.json else "\n".join(accuracy_tables(values, "encoders and splits")))
     return 0
 
 

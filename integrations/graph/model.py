@@ -45,14 +45,6 @@ class Encoder(nn.Module):
         return torch.cat(pooled, 1)
 
 
-def _out_channels(model: nn.Module, given: int | None) -> int:
-    width = getattr(model, "out_channels", None) if given is None else given
-    if not isinstance(width, int) or width < 1:
-        expected = f"expected the number of columns of {type(model).__name__}'s output, got {width!r}"
-        raise ValueError(f"out_channels: {expected}; pass out_channels=, or give the model an attribute of that name.")
-    return width
-
-
 def _initialize(module: nn.Module) -> None:
     """Initialize as GraphCL does: Glorot for weights, zero for biases."""
     for layer in module.modules():
@@ -86,7 +78,11 @@ class Pretraining(nn.Module):
         out_channels: int | None = None,
     ) -> None:
         super().__init__()
-        width = _out_channels(encoder, out_channels)
+        width = getattr(encoder, "out_channels", None) if out_channels is None else out_channels
+        if not isinstance(width, int) or width < 1:
+            expected = f"expected the number of columns of {type(encoder).__name__}'s output, got {width!r}"
+            hint = "pass out_channels=, or give the model an attribute of that name"
+            raise ValueError(f"out_channels: {expected}; {hint}.")
         self.encoder = encoder
         self.head = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         _initialize(self.head)
@@ -120,9 +116,8 @@ class Pretraining(nn.Module):
 @torch.no_grad()
 def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> NDArray[np.float32]:
     """Embed all graphs with the encoder, without the projection head; a numpy array ``(graphs, width)``."""
-    embeddings, device = [], next(encoder.parameters()).device
+    device = next(encoder.parameters()).device
     with evaluation_mode(encoder):
-        for index in torch.arange(len(data)).split(batch):
-            graphs = data.batch(index).to(device)
-            embeddings.append(encoder(graphs.x, graphs.edge_index, graphs.batch, graphs.num_graphs).cpu())
+        batches = (data.batch(index).to(device) for index in torch.arange(len(data)).split(batch))
+        embeddings = [encoder(each.x, each.edge_index, each.batch, each.num_graphs).cpu() for each in batches]
     return torch.cat(embeddings).numpy()

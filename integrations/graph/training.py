@@ -93,14 +93,13 @@ def pretrain(
 
 def build(arguments: dict[str, Any], width: int) -> Pretraining:
     """Build a cell's untrained model for nodes of ``width`` features. The seed determines it and the views."""
-    seed = arguments["seed"]
-    torch.manual_seed(seed)
+    torch.manual_seed(arguments["seed"])
     encoder = Encoder(width, arguments["hidden"], arguments["layers"])
     objective = arguments["objective"] or "infonce"
     views = max(2, cp.objective(objective).views or 2)
     # one random stream per view, so that the first views do not depend on how many the objective asks for
     name, hops = arguments["augment"], arguments["hops"]
-    augments = [augmentation(name, 1000 * (seed + 1) + view, hops=hops) for view in range(1, views)]
+    augments = [augmentation(name, 1000 * (arguments["seed"] + 1) + view, hops=hops) for view in range(1, views)]
     return Pretraining(encoder, objective, augments, arguments["pairing"]).to(arguments["device"])
 
 
@@ -126,8 +125,7 @@ def train(run: Run) -> None:
         return {"accuracy": evaluation.accuracy, **{f"fold{k}": x for k, x in enumerate(evaluation.folds)}}
 
     if arguments["epochs"]:
-        length = (arguments["epochs"], arguments["batch"], arguments["lr"])
-        pretrain(model, data, *length, arguments["seed"], run, look)
+        pretrain(model, data, arguments["epochs"], arguments["batch"], arguments["lr"], arguments["seed"], run, look)
     else:
         run.log(0, **look(0))
         run.save({"model": model.state_dict()}, 0)

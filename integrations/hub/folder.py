@@ -22,21 +22,14 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 RECORD = ("arguments", "status", "result", "details", "versions", "command", "data", "axis")  # not the machine
 
 
-def check(run: Run) -> None:
-    """Raise ``ValueError`` unless the run has a trained encoder of a domain that can be published."""
+def write(run: Run, name: str, folder: Path) -> Path:
+    """Write the folder of a finished run, for ``owner/name`` on the hub; files of the same names are replaced."""
     if run.arguments["domain"] not in EVALUATIONS:
         raise ValueError(f"{run.path}: a run of {run.arguments['domain']}; expected one of {', '.join(EVALUATIONS)}.")
     if not run.done:
         raise ValueError(f"{run.path}: not finished; the command that trains it resumes it.")
-
-
-def write(run: Run, name: str, folder: Path) -> Path:
-    """Write the folder of a finished run, for ``owner/name`` on the hub; files of the same names are replaced."""
-    check(run)
     published = domain(run.arguments["domain"]).module("published")
-    model = published.publish(run)
-    folder.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(str(folder))
+    published.publish(run).save_pretrained(str(folder))  # which creates it
     if pickled := [path.name for path in folder.rglob("*") if path.suffix in PICKLED]:
         raise ValueError(f"{folder}: {pickled[0]} is pickled; expected safetensors only.")
     config = folder / "config.json"

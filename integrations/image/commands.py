@@ -68,8 +68,7 @@ def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, Any]:
     recipe = preset(arguments.preset, dataset).settings if arguments.preset else {}
     probe, evaluation = _evaluation(arguments)
     evaluation = {**recipe.get("evaluation", {}), **evaluation}
-    chosen = flags.chosen(arguments, Settings)
-    return {**small, **recipe, **chosen, "probe": probe, "evaluation": evaluation}
+    return {**small, **recipe, **flags.chosen(arguments, Settings), "probe": probe, "evaluation": evaluation}
 
 
 def train_command(arguments: argparse.Namespace) -> int:
@@ -124,14 +123,13 @@ def eval_command(arguments: argparse.Namespace) -> int:
     from .evaluation import evaluate
 
     probes, typed = _evaluation(arguments)
-    options = EvaluationSettings(**typed)
 
     def measure(run: Run) -> tuple[ImageSet, dict[str, float]]:
         _, train, _, test = prepare({**run.arguments, "part": "report"})
         if arguments.data:
             train, test = (load(arguments.data, split, train.size[0]).with_classes() for split in SPLITS)
         encoder = flags.encoder_of(run).to(arguments.device)
-        return test, evaluate(encoder, train, test, probes, options, run.arguments["seed"])
+        return test, evaluate(encoder, train, test, probes, EvaluationSettings(**typed), run.arguments["seed"])
 
     rows = []
     values: list[tuple[str, str, float]] = []

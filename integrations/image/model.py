@@ -152,8 +152,7 @@ class MoCo(Method):
     def key(self, x: Tensor) -> Tensor:
         """Project by the key encoder, in another order, so that batch norms do not reveal the positives."""
         x, order = batch_shuffle(x)
-        z: Tensor = batch_unshuffle(self.key_head(self.key_encoder(x)), order)
-        return z
+        return batch_unshuffle(self.key_head(self.key_encoder(x)), order)  # type: ignore[no-any-return]
 
 
 def build(settings: Settings, objective: Objective | str | None = None, size: int = 32) -> Method:

@@ -72,14 +72,13 @@ class Pretraining(nn.Module):
         """
         settings = self.settings
         parameters = [p for p in self.method.parameters() if p.requires_grad]
-        lr, decay = settings.lr, settings.weight_decay
         if settings.optimizer == "adam":
-            return torch.optim.Adam(parameters, lr, weight_decay=decay)
+            return torch.optim.Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
         if settings.optimizer == "sgd":
-            return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=decay)
+            return torch.optim.SGD(parameters, settings.lr, momentum=0.9, weight_decay=settings.weight_decay)
         decayed, others = ([p for p in g if p.requires_grad] for g in get_weight_decay_parameters([self.method]))
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-        return LARS(groups, lr, momentum=0.9, weight_decay=decay)  # type: ignore[no-any-return]
+        return LARS(groups, settings.lr, momentum=0.9, weight_decay=settings.weight_decay)  # type: ignore[no-any-return]
 
 
 def batches(data: ImageSet, module: Pretraining, epoch: int = 0) -> list[Tensor]:
