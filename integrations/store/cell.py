@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -74,8 +74,7 @@ def _slug(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.=]+", "-", name)[:60].strip("-.") or "-"
 
 
-def check_names(changes: Iterable[str], known: Iterable[str]) -> None:
+def check_names(changes: Iterable[str], known: Collection[str]) -> None:
     """Raise ``TypeError`` if a name is not an argument of the domain's cells."""
-    known = list(known)
     for name in changes:
         check_known("cell: unknown argument", name, known, TypeError)

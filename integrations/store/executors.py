@@ -57,9 +57,8 @@ def parse(text: str) -> Place:
         if not equals or not KEYS[kind]:
             raise ValueError(f"--on {kind}: takes {', '.join(KEYS[kind]) or 'no keys'}, as KEY=VALUE, got {word!r}.")
         check_known(f"--on {kind}: unknown key", key, KEYS[kind])
-        name = KEYS[kind][key]
         try:
-            options[name] = value if key in TEXTS else int(value) if value.isdecimal() else float(value)
+            options[KEYS[kind][key]] = value if key in TEXTS else int(value) if value.isdecimal() else float(value)
         except ValueError:
             raise ValueError(f"--on {kind}: {key} must be a number, got {value!r}.") from None
     return Place(kind, address, options)

@@ -77,8 +77,7 @@ def as_json(value: object, *, nan: bool = True) -> Any:
 
 def signature(value: object) -> str:
     """Return a checksum of plain JSON, whatever the order of its keys."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def signed(record: Mapping[str, object]) -> dict[str, object]:

@@ -87,18 +87,15 @@ class RunFolder:
         The operating system frees the lock of a process that dies.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / ".lock")
         try:
-            lock.acquire(timeout=0)
+            lock = FileLock(self.path / ".lock").acquire(timeout=0)
         except Timeout:
             raise BusyError(f"{self.path}: held by another process") from None
-        try:
+        with lock:
             for path in [*self.path.iterdir()] if fresh else ():
                 if path.name != ".lock":
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             yield
-        finally:
-            lock.release()
 
 
 def at_once(read: Callable[[S], T], places: Iterable[S]) -> list[T]:

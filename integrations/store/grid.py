@@ -89,8 +89,7 @@ def run_grid(
                     if outcome.error:
                         failures[run.path] = outcome.error
                     ending = f"failed: {outcome.error}" if outcome.error else format_numbers(run.result or {})
-                    rest = left(began, count - first, total - first)
-                    report(f"[{count}/{total}] {run.title}: {ending}{rest}")
+                    report(f"[{count}/{total}] {run.title}: {ending}{left(began, count - first, total - first)}")
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.folder.busy for run in busy):
@@ -131,8 +130,7 @@ def _train(
             with suppress(BusyError), run.lock(fresh=True):  # else another process is training it
                 pass
 
-    local = executor in (None, LOCAL)
-    if local and (jobs == 1 or len(runs) == 1):
+    if executor in (None, LOCAL) and (jobs == 1 or len(runs) == 1):
         empty()
         yield from ((run, attempt(train, run, bars)) for run in runs)
         return

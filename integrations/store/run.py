@@ -144,10 +144,7 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
         path = self.file("metrics.jsonl")
-        try:
-            texts = path.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return []
+        texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
         lines, damaged = list[dict[str, float]](), list[str]()
         for number, text in enumerate(texts, 1):
             with suppress(OverflowError, RecursionError, ValueError):

@@ -115,8 +115,7 @@ def _connect(place: str, path: str | None) -> Transport:
     try:
         return Transport(place, *fsspec.core.url_to_fs(place, use_listings_cache=False))
     except ImportError as error:
-        extra = EXTRAS.get(scheme)
-        raise ImportError(f"{place}: {install(extra) if extra else error}") from error
+        raise ImportError(f"{place}: {install(EXTRAS[scheme]) if scheme in EXTRAS else error}") from error
     except Exception as error:  # the scheme is unknown
         raise ValueError(f"{place}: {str(error).partition(chr(10))[0]}") from error
 

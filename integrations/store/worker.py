@@ -53,10 +53,9 @@ def attempt(train: Callable[[Run], None], run: Run, progress: bool) -> Outcome:
     """Train a run in this process, unless it is done or another process trains it, and record how that ended."""
     try:
         with run.lock():
-            if run.done:  # by another process, since the grid was read
-                return Outcome()
             try:
-                _train(train, run, progress)
+                if not run.done:  # by another process, since the grid was read
+                    _train(train, run, progress)
             except BusyError as error:  # the lease of this run has expired, and another process trains it
                 print_line(str(error))
                 raise

@@ -38,6 +38,7 @@ class Subject:
 class Tracker:
     """A run of a tracker, which starts or continues when it is built."""
 
+    run: Any  # wandb's object, or trackio's, which has the same methods
     last = -1  # the last step that it has of an earlier start
 
     def __init__(self, subject: Subject) -> None: ...
@@ -48,6 +49,7 @@ class Tracker:
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Send a line."""
+        self.run.log(dict(numbers), step=step)
 
     def finish(self, result: Mapping[str, float]) -> None:
         """Send the result of the run, by names such as ``result/accuracy``."""
@@ -106,9 +108,6 @@ class Wandb(Tracker):
             settings=wandb.Settings(silent=True, console="off", init_timeout=3 * PATIENCE),
         )
         self.last = self.run.starting_step - 1  # of a resumed run, which a server knows
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.run.log(dict(numbers), step=step)
 
     def finish(self, result: Mapping[str, float]) -> None:
         self.run.summary.update(dict(result))
@@ -199,9 +198,6 @@ class Trackio(Tracker):
         config = {**subject.config, **{f"tag_{key}": value for key, value in subject.tags.items()}}
         quiet = {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
         self.run = trackio.init(project, name=name, group=subject.group, config=config, resume="allow", **quiet)
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.run.log(dict(numbers), step=step)
 
     def finish(self, result: Mapping[str, float]) -> None:
         self.run.log(dict(result))
