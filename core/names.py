@@ -97,7 +97,7 @@ def checked_options(init: Init) -> Init:
     @wraps(call)
     def checked(self: Any, *args: Any, **options: Any) -> None:
         for name in options.keys() - set(known):
-            it = ' It is the objective\'s: "infonce:t=0.5", or t=0.05 for a scale of 20.'
+            it = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
             hint = it if name in ("temperature", "t", "tau", "scale") else ""
             raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}{nearest(name, known)}")
         call(self, *args, **options)
