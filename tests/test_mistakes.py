@@ -72,7 +72,7 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "cp.TripletLoss": r"here it is .*negatives=negative",
     "cp.CachedMultipleNegativesRankingLoss": r"here it is cp.InfoNCE\(temperature\)\(z1, z2\), with gradcache",
     "cp.GISTEmbedLoss": r"false_negatives=margin\(0\), guide=\(g1, g2\)",
-    "st.ContrastiveLoss(MODEL, scale=20)": "'scale'. Give it to the objective: \"infonce:t=0.5\", or t=0.05 for a scale of 20",
+    "st.ContrastiveLoss(MODEL, scale=20)": 'Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20',
     "st.ContrastiveLoss(MODEL, direction=('query_to_doc',))": "'direction'. Did you mean 'directions'",
     "st.ContrastiveLoss('infonce:t=0.05', MODEL)": "expected a SentenceTransformer, got str; the objective",
     "st.ContrastiveLoss(MODEL, 'hcl:t=host')": "t=host is for `counterpoint inject`",

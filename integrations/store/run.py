@@ -144,7 +144,10 @@ class Run:
     def metrics(self) -> list[dict[str, float]]:
         """Return the lines of metrics.jsonl, without damaged ones and a last line that is only half written."""
         path = self.file("metrics.jsonl")
-        texts = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        try:
+            texts = path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:  # also one that another process removes now
+            return []
         lines, damaged = list[dict[str, float]](), list[str]()
         for number, text in enumerate(texts, 1):
             with suppress(OverflowError, RecursionError, ValueError):
