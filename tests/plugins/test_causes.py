@@ -380,7 +380,7 @@ def to_prototypes(z):
         2,
         "--positives gradient --own supcon:t=0.5",
     ),
-    "two losses that are no lines, in functions of their own": (
+    "two losses, found in functions alone": (
         """
 def within(z):
     e = torch.exp(norm(z) @ norm(z).T / 0.5).masked_fill(torch.eye(2 * N).bool(), 0)
