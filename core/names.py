@@ -69,7 +69,7 @@ def nearest(name: str, known: Iterable[str], most: int = 0) -> str:
 
 
 def of_data(names: Mapping[str, Any]) -> list[str]:
-    """Return the names of what may be data: no modules, functions and classes."""
+    """Return the names of values that may be data: not of modules, functions and classes."""
     return [name for name, value in names.items() if name[:1] != "_" and not callable(value) and not ismodule(value)]
 
 

@@ -218,7 +218,7 @@ class ContrastiveLoss(nn.Module):
         return embed(self.model, sentence_features)  # type: ignore[no-any-return]
 
     def _loss(self, embeddings: list[Tensor], labels: Tensor | None, **known: Any) -> Tensor:
-        """Compute the loss; of what is ``known``, all but that of hard negatives are arguments of the objective."""
+        """Compute the loss; all that is ``known``, but of hard negatives, are arguments of the objective."""
         views, hard = self._split(embeddings)
         hard_ids, hard_guide = known.pop("hard_ids", None), known.pop("hard_guide", None)
         options: dict[str, Any] = {"gather": self.gather_across_devices, **known}

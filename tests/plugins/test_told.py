@@ -49,7 +49,7 @@ def main():
         {values}
         loss({call}).backward()
 """
-# what the loss is: further imports, the code, and the paths
+# of the loss: further imports, the code, and the paths
 CASES = {
     "a call of cross entropy, in a loop with a dict, and a list of texts": (
         "",
