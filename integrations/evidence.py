@@ -23,6 +23,7 @@ class Cell(TypedDict):
 
 
 ORACLE = "oracle"  # rows that know the fault begin so
+PLAIN = "InfoNCE"
 EFFECTS = ("helps", "hurts", "does nothing", "cannot tell")
 
 
