@@ -364,7 +364,7 @@ HOST = Host(
     tensors="logits (B, keys), cosines times scale, in all directions of the loss; masked false negatives are left "
     "out; of all processes' texts with gather_across_devices=True; the positive is in the denominator",
     spec="infonce:t=host",
-    tested="sentence-transformers 6.2, transformers 5.23, torch 2.15, November 2026",
+    tested="sentence-transformers 6.2, transformers 5.24, torch 2.15, November 2026",
     package="sentence_transformers",
     max_views=1,
     views="logits do not say which columns are views of one sample. Change one line instead: loss = "
