@@ -374,8 +374,8 @@ class Treatment(Wrapper):
             self.counts[name] = self.counts[name] + value
 
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
-        """Count anchors, and excluded keys where similarities are a matrix: in tiles, that would take another pass."""
-        factor, excluded = scores.anchor_factor, torch.zeros(())
+        """Count anchors, and excluded keys of a matrix, else NaN: in tiles, that would take another pass."""
+        factor, excluded = scores.anchor_factor, torch.tensor(torch.nan)
         zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
         anchors = zero + (len(scores.pos) if factor is None else factor.sum())
         empty = zero if scores.emptied is None else zero + scores.emptied.sum()

@@ -150,8 +150,9 @@ def command(args: argparse.Namespace) -> int:
     finally:
         if counts is not None and not seam.quiet:
             about = {"host": host.name, "objective": seam.spec, "own": seam.own, "calls": seam.calls, "error": failure}
-            excluded = max((each["excluded"] for each in seam.counts()), default=None)
-            counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds, "excluded": excluded}))
+            excluded = [each["excluded"] for each in seam.counts()]
+            about["excluded"] = max(excluded) if excluded and all(x >= 0 for x in excluded) else None  # NaN: unknown
+            counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
         if not seam.quiet:
             print(summary(host, seam, failed), file=sys.stderr)
     return 0
@@ -238,10 +239,11 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
             for shape, times in calls.items()
         )
     for counts in seam.counts():
-        text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
+        if counts["excluded"] >= 0:  # NaN where they were not counted
+            text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
         if not counts["excluded"] and re.search(r";\s*duplicates\s*(;|$)", seam.spec):
             text += ": dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
-        elif not counts["excluded"] and "labels" not in seam.spec:
+        elif not counts["excluded"] and not re.search(r";\s*(labels|log_q|index|guide)\s*=", seam.spec):
             text += ": it did nothing"
         if empty := counts["without_negatives"]:
             text += f"; {empty:.2%} of the anchors had no negatives left but the least similar one"
