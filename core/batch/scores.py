@@ -107,13 +107,16 @@ class Scores:
                 losses = losses * part.neg.valid
         return losses
 
-    def anchors_mean(self, x: Tensor) -> Tensor:
-        """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes."""
-        factor = self.anchor_factor
+    def anchors_mean(self, x: Tensor, share: Value | None = None) -> Tensor:
+        """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes.
+
+        Anchors without negatives count as zeros; ``share=1.0`` leaves them out.
+        """
+        factor, share = self.anchor_factor, self.share if share is None else share
         if self.neg.group is not None:
-            return self.neg.group.mean(x, factor) * self.share
+            return self.neg.group.mean(x, factor) * share
         mean = x.mean() if factor is None else (x * factor).sum() / factor.sum().clamp(min=1)
-        return mean * self.share
+        return mean * share
 
     def by_row(self, x: Tensor) -> Tensor:
         """Return ``(anchors,)`` values as ``(rows,)``, with zeros where a row is not an anchor or does not count."""

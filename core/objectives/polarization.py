@@ -118,7 +118,7 @@ class SpreadOut(Objective, name="gor"):
         losses: Tensor = excess * (scores.anchors_mean(excess.detach().squeeze(1)) > 0)
         if not self.mean:
             return losses
-        m1 = scores.anchors_mean(first.squeeze(1))  # of all anchors, the others' without a gradient
+        m1 = scores.anchors_mean(first.squeeze(1), share=1.0)  # of all anchors, the others' without a gradient
         m1 = m1 if scores.neg.group is None else m1.detach()
         return losses + m1 * (2 * first - m1)  # type: ignore[no-any-return]  # whose mean is the square of m1
 

@@ -470,9 +470,9 @@ def spread_out(some: list[Row], q: Parameters) -> list[Tensor]:
     """The same number for each anchor, apart from deviations whose mean is zero."""
     first, second = ([row.mean(row.s**k) for row in some] for k in (1, 2))
     shown = [float(row.counts) for row in some]
-    m1, m2 = (sum(x * c for x, c in zip(xs, shown, strict=True)) / len(some) for xs in (first, second))
+    m1, m2 = (sum(x * c for x, c in zip(xs, shown, strict=True)) / max(sum(shown), 1) for xs in (first, second))
     width = some[0].width or math.inf  # of scores, unknown
-    excess = [(x - 1 / width) * (float(m2.detach()) > sum(shown) / len(some) / width) for x in second]
+    excess = [(x - 1 / width) * (float(m2.detach()) > 1 / width) for x in second]
     return [e + (m1 * (2 * f - m1) if q["mean"] else 0) for e, f in zip(excess, first, strict=True)]
 
 
