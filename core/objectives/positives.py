@@ -52,7 +52,7 @@ class SupCon(InfoNCE, name="supcon"):
     """
 
     formula = "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}"
-    use = "you have labels: all samples of a class are positives"
+    use = "you have labels: all samples of a class are positives; without labels=, two views are infonce"
     tune_first = "t (.05, .07, .1)"
     cost = "as infonce with labels"
 

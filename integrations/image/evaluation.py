@@ -203,7 +203,7 @@ def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Att
     correct = 0
     with evaluation_mode(classifier):
         parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))
-        for part, truth in store.track(parts, f"{title}, batches"):
+        for part, truth in store.track(parts, f"{title}, {len(x)} images in batches"):
             clean, truth = convert_image_dtype(part.to(device)), truth.to(device)
 
             def loss(images: Tensor, truth: Tensor = truth) -> Tensor:
