@@ -227,7 +227,7 @@ def curve(objective: cp.Objective, width: int = 480, height: int = 200) -> str:
 
 
 def linked(paper: str) -> str:
-    return re.sub(r"(https?://\S+)", r"[\1](\1)", paper)
+    return re.sub(r"(https?://[^\s,]+)", r"[\1](\1)", paper)
 
 
 def objective_page(kind: type[cp.Objective]) -> str:
@@ -312,7 +312,8 @@ def objectives_page() -> str:
             'Each is a class, and a word in a spec: `cp.objective("arcl(hcl:beta=1) + 0.1*dp")`. '
             "[Which loss for my data](../which_loss.md) starts from what you know about your data.",
             "",
-            "In [the atlas](../atlas.md): the cells where it gains (+) and loses (-) against tuned InfoNCE.",
+            "In [the atlas](../atlas.md): the cells, with and without a fault, where it gains (+) and loses (-) against "
+            "tuned InfoNCE.",
             "",
             "| objective | in specs | try it if you see | in the atlas | tune first | extra cost |",
             "|---|---|---|---|---|---|",

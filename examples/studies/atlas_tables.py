@@ -77,7 +77,7 @@ def benefit() -> str:
         "**NCA on four views helps when positives are wrong**: "
         f"{_span(c for c in wrong if c['row'] == 'NCA, 4 views')}. "
         f"ADNCE gained in {len(adnce['helps'])} and lost in {len(adnce['hurts'])} of {sum(map(len, adnce.values()))} "
-        f"cells; DCL lost in {len(groups['dcl']['hurts'])}, ArCL in {len(groups['arcl']['hurts'])}.",
+        f"cells with a fault; DCL lost in {len(groups['dcl']['hurts'])}, ArCL in {len(groups['arcl']['hurts'])}.",
     ]
     return "\n".join(textwrap.fill(f"- {point}", 118, subsequent_indent="  ") for point in points)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import counterpoint as cp
+from counterpoint.install import require
 
 from ..store.run import Run
 
@@ -23,7 +24,7 @@ BATCH, SIDE, PAIRS = 64, 8, 4  # pairs of views to score
 
 def check() -> None:
     """Raise ``ImportError`` if the images, which scikit-learn has, are not here."""
-    import sklearn.datasets  # noqa: F401
+    require("its images need", "image", "sklearn")
 
 
 def cells(objectives: Mapping[str, str], seeds: Sequence[int], quick: bool) -> Iterator[dict[str, object]]:
