@@ -312,8 +312,8 @@ def objectives_page() -> str:
             'Each is a class, and a word in a spec: `cp.objective("arcl(hcl:beta=1) + 0.1*dp")`. '
             "[Which loss for my data](../which_loss.md) starts from what you know about your data.",
             "",
-            "In [the atlas](../atlas.md): the cells, with and without a fault, where it gains (+) and loses (-) against "
-            "tuned InfoNCE.",
+            "In [the atlas](../atlas.md): the cells, with and without a fault, where it gains (+) and loses (-) "
+            "against tuned InfoNCE.",
             "",
             "| objective | in specs | try it if you see | in the atlas | tune first | extra cost |",
             "|---|---|---|---|---|---|",
