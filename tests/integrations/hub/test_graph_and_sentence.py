@@ -65,7 +65,4 @@ def test_a_sentence_run(counterpoint, tmp_path):
     assert counterpoint("push", run.path, "me/texts") == f"pushed {run.title} to hf://me/texts\n"
     words = ("--root", tmp_path / "data", "--sets", tiny_bert.STS[0], "--json")
     fetched, trained = (json.loads(counterpoint("eval", "sts", place, *words)) for place in ("hf://me/texts", run.path))
-    for report in (fetched, trained):
-        report.pop("seconds")
-        report.pop("model", None)
-    assert fetched == trained
+    assert {**fetched, "model": ""} == {**trained, "model": ""}
