@@ -26,8 +26,8 @@ def test_what_fine_tuning_gained_is_in_the_rows(page, finetuned_table):
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     said = {
         "mined": (
-            r"mined negatives: labels (\S+), a frozen guide (\S+), HCL (\S+);",
-            [IDS, "guide, margin -.1", "HCL"],
+            r"mined negatives: a frozen guide (\S+), labels (\S+), twice the steps (\S+), HCL (\S+);",
+            ["guide, margin 0", IDS, "InfoNCE, twice the steps", "HCL"],
         ),
         "topical": (r"topical batches: labels (\S+), twice the steps (\S+)\. ", [IDS, "InfoNCE, twice the steps"]),
     }
