@@ -143,7 +143,7 @@ def _labeled(
     @functools.wraps(original)
     def loss(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         frame = caller()
-        site, where = calls.site(frame, input)
+        site, where = (None, "") if log_softmaxes is not None and _is_replaced(input) else calls.site(frame, input)
         if site is None:
             return original(input, *args, **kwargs)
         given = signature.bind(input, *args, **kwargs).arguments
@@ -187,6 +187,15 @@ def _labeled(
         return out
 
     return loss
+
+
+def _is_replaced(x: Tensor) -> bool:
+    """Return whether these are log-probabilities of a ``log_softmax`` whose logits have another gradient."""
+    node: Any = x.grad_fn
+    taken = False
+    while node is not None and not taken:
+        taken, node = "LogSoftmax" in node.name(), next((above for above, _ in node.next_functions), None)
+    return getattr(getattr(node, "call", None), "site", None) is not None
 
 
 def _unlabeled(

@@ -139,8 +139,7 @@ def _through(root: Tensor, sink: Sink) -> Tensor | None:
     if sink.kind == "logsumexp" or sink.edge is None:
         return gradients(root, [sink.x])[0]
     (outer,) = gradients(root, [sink.edge])
-    edge, how = [sink.edge], {"retain_graph": True, "allow_unused": True}
-    return None if outer is None else torch.autograd.grad(edge, [sink.x], [outer], **how)[0]
+    return None if outer is None else gradients([sink.edge], [sink.x], [outer])[0]
 
 
 def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> tuple[list[_Unit], Form | None]:

@@ -17,7 +17,7 @@ from counterpoint.batch.ready_made import MASKED, columns_of
 from ..host import world_size
 from .binary import judge_binary
 from .exponentials import judge_exponentials
-from .functions import function_of, gradients, relative, tolerance_of
+from .functions import cut, function_of, gradients, relative, tolerance_of
 from .measure import measure
 from .products import Product
 from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, targets_of
@@ -47,10 +47,21 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
                 every += judge_exponentials(watch, rest, root, _base)
     found = [finding for finding in every if finding is not None]
     _pair_directions(found)
+    with cut(sink.edge for sink in (*labeled, *others) if sink.edge is not None):
+        found += [term for finding in found for term in _others_of(root, finding)]
     for finding in found:
         with _noting(watch, finding["_sink"]):
             tell(finding["_sink"], finding)
     return [{k: v for k, v in finding.items() if k[0] != "_"} for finding in found]  # type: ignore[misc]
+
+
+def _others_of(root: Tensor, finding: Finding) -> Iterator[Finding]:
+    """Yield another term of logits whose calls get no gradient now: it would stay as it is."""
+    sink, kind = finding["_sink"], finding["kind"]
+    rest = gradients(root, [sink.x])[0] if kind in ("cross entropy", "nll_loss", "log_softmax") else None
+    if finding["ours"] and rest is not None and bool((rest.nan_to_num() != 0).any()):
+        kind = f"another term, beside the {kind}"
+        yield _base(sink, finding["_products"]) | {"kind": kind, "form": None, "ours": False}
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """Find a function of the script whose arguments are the embeddings, and how an objective is called with them."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import permutations
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from counterpoint.objective import Objective
 
@@ -23,8 +25,19 @@ def tolerance_of(x: Tensor) -> float:
     return {torch.float64: 1e-6, torch.float32: 1e-3}.get(x.dtype, 5e-2)
 
 
-def gradients(root: Tensor, inputs: Sequence[Any]) -> tuple[Tensor | None, ...]:
-    return torch.autograd.grad(root, inputs, retain_graph=True, allow_unused=True)
+def gradients(root: Any, inputs: Sequence[Any], outer: Any = None) -> tuple[Tensor | None, ...]:
+    return torch.autograd.grad(root, inputs, outer, retain_graph=True, allow_unused=True)
+
+
+@contextmanager
+def cut(edges: Iterable[GradientEdge]) -> Iterator[None]:
+    """Let no gradient flow on through these tensors."""
+    hooks = [e.node.register_prehook(lambda g, i=e.output_nr: (*g[:i], None, *g[i + 1 :])) for e in edges]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def relative(ours: float, theirs: float) -> float:
@@ -118,16 +131,15 @@ def _embeddings(passed: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradients(root: Tensor, arguments: dict[str, Tensor], products: Collection[Product]) -> dict[str, Tensor]:
-    """Return the gradients that reach the arguments through the products.
+    """Return the gradients that reach the arguments through the products, each by itself: some follow from others.
 
     If these are divided by lengths later, that of the lengths is missing, which is along the rows.
     """
     host, edges = dict[str, Tensor](), [p.edge for p in products]
     outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
     for name, x in arguments.items() if outputs else ():
-        outer = [g for _, g in outputs]
-        how: Any = {"retain_graph": True, "allow_unused": True}
-        g = torch.autograd.grad([e for e, _ in outputs], x, outer, **how)[0] if x.requires_grad else None
+        with cut(get_gradient_edge(y) for y in arguments.values() if y is not x and y.grad_fn is not None):
+            g = gradients([e for e, _ in outputs], [x], [g for _, g in outputs])[0] if x.requires_grad else None
         if g is not None and bool((g != 0).any()):
             g, x = g.detach().double(), x.detach().double()
             along = (g * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True).clamp(min=1e-60)

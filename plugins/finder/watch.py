@@ -197,7 +197,7 @@ class Watch(TorchFunctionMode):
         if walk is None or (name == "log" and not walk.names & {"Softmax", "Sigmoid"}):
             return out
         kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
-        if kind == "binary logits" and name == "log" and x.dim() < 2:
+        if kind == "binary logits" and all(product.kind == "rows" for product in walk.products):
             return out  # of ranked pairs, BPR's
         if all(self.is_head(product) for product in walk.products):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
@@ -213,6 +213,9 @@ class Watch(TorchFunctionMode):
             sink.x, file = next((found for node, found in inputs if node in walk.nodes), (x, ""))
             node = x.grad_fn
             sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
+            above = (each.edge.node for each in self.sinks if each.kind == "log_softmax" and each.edge is not None)
+            if not sink.replaceable and not walk.nodes.isdisjoint(above):
+                return out  # the call of log_softmax is replaced
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
         self.sinks.append(sink)
         return out

@@ -1,0 +1,180 @@
+"""Shapes of losses from the wild: what ``auto`` says of them, and that its command trains what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from injected import differences, launch
+
+import counterpoint as cp
+
+N = 10
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+N = 10
+net = torch.nn.Linear(6, 5).double()
+other = torch.nn.Linear(5, 5, bias=False).double()
+norm = lambda x: F.normalize(x, dim=-1)
+
+
+{code}
+
+def main():
+    for step in range(8):
+        torch.manual_seed(step)
+        x = torch.randn(N, 6).double()
+        a, b = net(x), net(x + torch.randn(N, 6).double())
+        for p in net.parameters():
+            p.grad = None
+        loss(a, b).backward()
+        print(*net.weight.grad.flatten().tolist())
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def expected(objective, loss):
+    """The gradient of the encoder in each step, for ``loss(objective, a, b, other)``."""
+    torch.manual_seed(0)
+    net, other = torch.nn.Linear(6, 5).double(), torch.nn.Linear(5, 5, bias=False).double()
+    for step in range(8):
+        torch.manual_seed(step)
+        x = torch.randn(N, 6).double()
+        a, b = net(x), net(x + torch.randn(N, 6).double())
+        yield torch.autograd.grad(loss(cp.objective(objective), a, b, other), net.weight)[0]
+
+
+@pytest.fixture
+def check(find, tmp_path, monkeypatch, capsys):
+    """Finds the loss of a script, and runs the command, or with ``--only`` the part, with HCL; returns the findings."""
+
+    def check(code, loss, t, *words):
+        script = SCRIPT.replace("{code}", code)
+        found = find(script, *words)
+        (command,) = found.data["commands"]
+        assert not found.data["errors"]
+        options = command[2 : command.index("--")]
+        options[options.index("--objective") + 1] = "hcl:beta=1,prior=0.05"
+        ran = launch(tmp_path, script, monkeypatch, capsys, options[0], options[1:])
+        assert ran.code == 0, ran.err
+        assert max(differences(ran.err)) < 1e-6
+        ours = [*expected(f"hcl:t={t},beta=1,prior=0.05", loss)]
+        for got, wanted in zip(ran.numbers, ours, strict=True):
+            torch.testing.assert_close(torch.tensor(got).double(), wanted.flatten(), rtol=1e-5, atol=1e-9)
+        return found
+
+    return check
+
+
+FLATTENED = """
+def one_way(logits):
+    probabilities = F.log_softmax(logits, dim=-1)
+    probabilities = probabilities.view(-1, probabilities.size(-1))[:N]
+    return F.nll_loss(probabilities, torch.arange(N), reduction="sum")
+
+def loss(a, b):
+    logits = norm(a) @ norm(b).T * 8
+    return (0.5 * one_way(logits) + 0.5 * one_way(logits.T)) / N
+"""
+
+
+def symmetric(objective, a, b, _):
+    return objective(a, b, pairing="symmetric")
+
+
+def test_log_probabilities_that_were_reshaped(check):
+    """Their log_softmax is the site, and the call that takes them is no part that was left alone."""
+    found = check(FLATTENED, symmetric, 1 / 8)
+    (only,) = found.losses
+    assert (only["kind"], only["calls"] / only["steps"]) == ("log_softmax", 2)
+
+
+POLY = """
+def loss(a, b):
+    logits = norm(a) @ norm(b).T * 8
+    right = logits.softmax(1).diagonal()
+    return F.cross_entropy(logits, torch.arange(N)) + 2 * (1 - right).mean()
+"""
+
+
+def test_another_term_of_the_same_logits(check, find):
+    """A command for one of both would leave the other in silence."""
+
+    def poly(objective, a, b, _):
+        p = (F.normalize(a, dim=1) @ F.normalize(b, dim=1).T * 8).softmax(1).diagonal()
+        return objective(a, b, pairing="one_way") + 2 * (1 - p).mean()
+
+    found = find(SCRIPT.replace("{code}", POLY))
+    assert found.code == 3
+    assert not found.data["commands"]
+    assert "another term, beside the cross entropy of a product at toy.py" in found.err
+    assert "No command: it would leave the loss of the same step" in found.err
+    assert "--only" in check(POLY, poly, 1 / 8, "--only").data["commands"][0]
+
+
+OF_PROBABILITIES = """
+def loss(a, b):
+    log_p = F.log_softmax(norm(a) @ norm(b).T * 8, 1)
+    teacher = torch.softmax(torch.arange(N * N).reshape(N, N).double() % 7, 1)
+    return F.nll_loss(log_p, torch.arange(N)) {more}
+"""
+
+
+def test_a_teacher_beside_the_labels(find):
+    """The log-probabilities of one log_softmax are in two terms."""
+    code = OF_PROBABILITIES.replace("{more}", "+ F.kl_div(log_p, teacher, reduction='batchmean')")
+    found = find(SCRIPT.replace("{code}", code))
+    assert not found.data["commands"]
+    assert "another term, beside the nll_loss" in found.err
+    assert find(SCRIPT.replace("{code}", OF_PROBABILITIES.replace("{more}", ""))).data["commands"]
+
+
+FUSED = """
+def part(z1, z2):
+    f = lambda x: torch.exp(x / 0.25)
+    within, between = f(norm(z1) @ norm(z1).T), f(norm(z1) @ norm(z2).T)
+    return -torch.log(between.diag() / (within.sum(1) + between.sum(1) - within.diag())).mean()
+
+def loss(a, b):
+    fused = other(a + b)
+    return part(a, fused) + part(b, fused)
+"""
+
+
+def test_views_of_which_one_is_computed_from_the_other(check):
+    """What reaches the first view by way of the second is no gradient of the function with respect to it."""
+
+    def parts(objective, a, b, other):
+        fused = other(a + b)
+        return sum(objective(x, fused, pairing="views", reduction="none")[:N].mean() for x in (a, b))
+
+    found = check(FUSED, parts, 0.25)
+    assert "part(z1, z2)" in " ".join(found.data["commands"][0])
+
+
+RANKED = """
+def loss(a, b):
+    scores = (a[:, None].expand(-1, 2, -1) * torch.stack([b, b.roll(1, 0)], 1)).sum(2)
+    ranking = -torch.log(torch.sigmoid(scores[:, :1] - scores[:, 1:])).mean()
+    ranking = ranking - F.logsigmoid((a * b).sum(1) - (a * b.roll(2, 0)).sum(1)).mean()
+    return ranking + F.cross_entropy(norm(a) @ norm(b).T * 8, torch.arange(N))
+"""
+
+
+def test_ranked_pairs_beside_it_are_not_contrastive(check):
+    """BPR, with and without a dimension for the negatives."""
+
+    def ranked(objective, a, b, _):
+        first = (a * b).sum(1) - (a * b.roll(1, 0)).sum(1)
+        second = (a * b).sum(1) - (a * b.roll(2, 0)).sum(1)
+        ranking = -F.logsigmoid(first).mean() - F.logsigmoid(second).mean()
+        return ranking + objective(a, b, pairing="one_way")
+
+    found = check(RANKED, ranked, 1 / 8)
+    assert "1 contrastive loss\n" in found.err
