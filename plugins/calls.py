@@ -192,10 +192,9 @@ def _labeled(
 def _is_replaced(x: Tensor) -> bool:
     """Return whether these are log-probabilities of a ``log_softmax`` whose logits have another gradient."""
     node: Any = x.grad_fn
-    taken = False
-    while node is not None and not taken:
-        taken, node = "LogSoftmax" in node.name(), next((above for above, _ in node.next_functions), None)
-    return getattr(getattr(node, "call", None), "site", None) is not None
+    while node is not None and not isinstance(getattr(node, "call", None), Logits):
+        node = next((above for above, _ in node.next_functions), None)
+    return node is not None and node.call.site is not None
 
 
 def _unlabeled(

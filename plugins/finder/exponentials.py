@@ -75,7 +75,11 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
     rest: list[tuple[Sink, list[Product]]] = []
     for sink in sinks:
         products = [product for product in sink.walk.products if not watch.is_head(product)]
-        gradient = _through(root, sink)
+        # of log-sum-exp whatever its logits are used for, else by way of the call
+        by = [sink.x] if sink.kind == "logsumexp" or sink.edge is None else [sink.edge]
+        (gradient,) = outer = gradients(root, by)
+        if gradient is not None and by[0] is sink.edge:
+            (gradient,) = gradients(by, [sink.x], outer)
         if gradient is None or not bool((gradient != 0).any()):
             continue  # of a metric, which may have been changed in place since
         finding: Finding = {"doubts": []}
@@ -132,14 +136,6 @@ def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:
     positives = torch.zeros_like(soft, dtype=torch.bool).scatter(1, soft.argmax(1, keepdim=True), True)
     value = float(-(x.log_softmax(1) * soft).sum(1).mean())
     return Form("infonce", "rows", positives, torch.ones_like(positives), value, error, [])
-
-
-def _through(root: Tensor, sink: Sink) -> Tensor | None:
-    """The gradient of the logits: of log-sum-exp whatever they are used for, else by way of the call."""
-    if sink.kind == "logsumexp" or sink.edge is None:
-        return gradients(root, [sink.x])[0]
-    (outer,) = gradients(root, [sink.edge])
-    return None if outer is None else gradients([sink.edge], [sink.x], [outer])[0]
 
 
 def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> tuple[list[_Unit], Form | None]:

@@ -25,6 +25,7 @@ from .records import Finding
 from .told import tell
 from .watch import Sink, Watch
 
+_BY_CALL = ("cross entropy", "nll_loss", "log_softmax")  # judged by the gradient that they bring to their logits
 _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 
@@ -48,20 +49,15 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     found = [finding for finding in every if finding is not None]
     _pair_directions(found)
     with cut(sink.edge for sink in (*labeled, *others) if sink.edge is not None):
-        found += [term for finding in found for term in _others_of(root, finding)]
+        rests = [gradients(root, [finding["_sink"].x])[0] for finding in found]
+    for finding, left in zip([*found], rests, strict=True):  # another term of the same logits would stay as it is
+        if finding["ours"] and finding["kind"] in _BY_CALL and left is not None and bool(left.nan_to_num().any()):
+            term: Finding = {"kind": f"another term, beside the {finding['kind']}", "form": None, "ours": False}
+            found.append(_base(finding["_sink"], finding["_products"]) | term)
     for finding in found:
         with _noting(watch, finding["_sink"]):
             tell(finding["_sink"], finding)
     return [{k: v for k, v in finding.items() if k[0] != "_"} for finding in found]  # type: ignore[misc]
-
-
-def _others_of(root: Tensor, finding: Finding) -> Iterator[Finding]:
-    """Yield another term of logits whose calls get no gradient now: it would stay as it is."""
-    sink, kind = finding["_sink"], finding["kind"]
-    rest = gradients(root, [sink.x])[0] if kind in ("cross entropy", "nll_loss", "log_softmax") else None
-    if finding["ours"] and rest is not None and bool((rest.nan_to_num() != 0).any()):
-        kind = f"another term, beside the {kind}"
-        yield _base(sink, finding["_products"]) | {"kind": kind, "form": None, "ours": False}
 
 
 @contextmanager
@@ -105,7 +101,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         x = x.movedim(1, -1).flatten(0, -2)
         labels = labels.movedim(1, -1).flatten(0, -2) if labels.is_floating_point() else labels.flatten()
     finding |= {"ours": False, "form": "infonce", "in_denominator": True, "reduction": options.get("reduction", "mean")}
-    finding |= {"site_has_labels": sink.replaceable, "masked": float((x <= MASKED).double().mean()), "_logits": x}
+    finding |= {"site_has_labels": True, "masked": float((x <= MASKED).double().mean()), "_logits": x}
     ignore = int(options.get("ignore_index", -100))
     targets = targets_of(labels, x, options.pop("label_smoothing", 0.0), ignore)
     if labels.is_floating_point():

@@ -84,7 +84,6 @@ class Sink:
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
     alike: dict[str, Tensor] = field(default_factory=dict)  # variables of the shape of the logits, at the call
     edge: GradientEdge | None = None  # of the output
-    replaceable: bool = True  # whether the call alone says which logits it is of
 
 
 class EnoughError(SystemExit):
@@ -211,11 +210,8 @@ class Watch(TorchFunctionMode):
         if name in ("nll_loss", "log") and kind != "binary logits":
             inputs = reversed(self.softmax_inputs.items())
             sink.x, file = next((found for node, found in inputs if node in walk.nodes), (x, ""))
-            node = x.grad_fn
-            sink.replaceable = node is not None and _name(node) == "LogSoftmax" and file == sink.place.file
-            above = (each.edge.node for each in self.sinks if each.kind == "log_softmax" and each.edge is not None)
-            if not sink.replaceable and not walk.nodes.isdisjoint(above):
-                return out  # the call of log_softmax is replaced
+            if name == "nll_loss" and (_name(x.grad_fn) != "LogSoftmax" or file != sink.place.file):
+                return out  # what has computed the probabilities is a sink by itself
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
         self.sinks.append(sink)
         return out
