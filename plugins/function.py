@@ -30,6 +30,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import get_ident
 from types import ModuleType
 from typing import Any
 
@@ -223,8 +224,12 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
     def called(*values: Any) -> Call:
         return replaced.call(dict(zip(names, values, strict=True)))
 
+    inside = set[int]()  # threads in it; a call of itself is a part of the outermost one, which is compared as a whole
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if (thread := get_ident()) in inside:
+            return original(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         seam.saw(where, "embeddings", replaced=True)
@@ -235,7 +240,11 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
         if all(a is b for a, b in zip(before, after, strict=True)):
             return original(*args, **kwargs)
         bound.arguments.update(zip(names, after, strict=True))
-        result = original(*bound.args, **bound.kwargs)
+        inside.add(thread)
+        try:
+            result = original(*bound.args, **bound.kwargs)
+        finally:
+            inside.remove(thread)
         if own is None and seam.spec != OWN_LOSS:
             if not isinstance(result, Tensor):
                 raise SeamError(

@@ -106,6 +106,7 @@ class Seam:
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
         own: the host's own loss, once an objective has replaced it; ``host`` while it is not known.
+        in_processes: :meth:`counts` of a process that was spawned, which speaks for all.
         own_guide: of a treatment that the encoder of the first step guides, or its moving average.
     """
 
@@ -134,6 +135,7 @@ class Seam:
     gaps: list[float] = field(default_factory=list)
     own: str = OWN_LOSS
     own_guide: OwnGuide | None = None
+    in_processes: list[dict[str, float]] = field(default_factory=list)
     _objectives: dict[int, Objective] = field(default_factory=dict)
     _last_call: float | None = None
 
@@ -219,6 +221,7 @@ class Seam:
 
     def counts(self) -> Iterator[dict[str, float]]:
         """Yield how many keys the treatments have excluded per anchor, and the share of anchors without negatives."""
+        yield from self.in_processes
         for loss_fn in self._objectives.values():
             if isinstance(loss_fn, Treatment) and (anchors := float(loss_fn.counts["anchors"])):
                 yield {name: float(loss_fn.counts[name]) / anchors for name in ("excluded", "without_negatives")}

@@ -240,7 +240,7 @@ class _Child:
             result = {"error": str(error), "code": error.code}
             raise
         finally:
-            result |= {name: getattr(self.seam, name) for name in _COUNTS}
+            result |= {name: getattr(self.seam, name) for name in _COUNTS} | {"counts": [*self.seam.counts()]}
             (self.results / str(os.getpid())).write_text(json.dumps(result))
 
 
@@ -278,6 +278,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
                 seam.proofs, seam.worst = seam.proofs + result["proofs"], max(seam.worst, result["worst"])
                 seam.proved_at = seam.proved_at or result["proved_at"]
                 seam.notes |= result["notes"]
+                seam.in_processes = result["counts"] or seam.in_processes
                 for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):
                     for place, calls in result[name].items():
                         total = places.setdefault(place, {})

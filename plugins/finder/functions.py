@@ -67,8 +67,8 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
     for i, (frame, passed) in enumerate(sink.frames):
         name = function_name(frame.f_code)
         tensors = _embeddings(passed)
-        if "<" in name or not tensors:
-            continue
+        if "<" in name or not tensors or any(f.f_code is frame.f_code for f, _ in sink.frames[i + 1 :]):
+            continue  # a call of itself is a part of the outermost one
         inside = [s for s in watch.sinks if any(f is frame for f, _ in s.frames)]
         apart = [p for p in watch.pairs() if frame in p.frames]
         products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()

@@ -178,3 +178,25 @@ def test_ranked_pairs_beside_it_are_not_contrastive(check):
 
     found = check(RANKED, ranked, 1 / 8)
     assert "1 contrastive loss\n" in found.err
+
+
+ITSELF = """
+def contrast(z1, z2, both=True):
+    if both:
+        return (contrast(z1, z2, False) + contrast(z2, z1, False)) / 2
+    e = torch.exp(norm(z1) @ norm(z2).T * 8)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+
+def loss(a, b):
+    return contrast(a, b)
+"""
+
+
+def test_a_function_that_calls_itself_is_one_loss(check, tmp_path, monkeypatch, capsys):
+    """Its calls of itself are parts of the outermost one, which is compared and replaced as a whole."""
+    command = check(ITSELF, symmetric, 1 / 8).data["commands"][0]
+    assert "pairing=symmetric" in command
+    words = ["pairing=one_way" if word == "pairing=symmetric" else word for word in command[3 : command.index("--")]]
+    ran = launch(tmp_path, SCRIPT.replace("{code}", ITSELF), monkeypatch, capsys, "function", words)
+    assert ran.code == 5
+    assert "in call 1, the gradient at toy.py:" in ran.err
