@@ -85,7 +85,7 @@ class Seam:
 
     Attributes:
         spec: the objective to train with; ``host`` for the host's own loss.
-        verify: train the first ``verify`` steps with the host's own loss.
+        verify: train in the first ``verify`` calls with the host's own loss.
         report: file that gets a line of diagnostics per step.
         options: further options of the host's plugin (``--scale``, ...).
         start: the call at which schedules and the steps of the report begin: a host that resumes training does not

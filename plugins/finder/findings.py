@@ -7,20 +7,21 @@ and gradient on the same tensors.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 
 import torch
 from torch import Tensor, nn
 
 from counterpoint.batch.ready_made import MASKED, columns_of
+from counterpoint.objective import objective
 
 from ..host import world_size
-from .binary import judge_binary
 from .exponentials import judge_exponentials
-from .functions import cut, function_of, gradients, relative, tolerance_of
-from .measure import measure
+from .functions import cut, function_of, gradients, nearest, relative, tolerance_of
+from .measure import measure, measure_bias
 from .products import Product
-from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, targets_of
+from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, fit, layout, targets_of
 from .records import Finding
 from .told import tell
 from .watch import Sink, Watch
@@ -43,7 +44,7 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
             if sink.labels is not None:
                 every.append(_cross_entropy(watch, sink, root))
             elif sink.kind == "binary logits":
-                every.append(judge_binary(watch, sink, root, _base(sink, sink.walk.products)))
+                every.append(_binary(watch, sink, root, _base(sink, sink.walk.products)))
             elif sink is rest[0]:
                 every += judge_exponentials(watch, rest, root, _base)
     found = [finding for finding in every if finding is not None]
@@ -84,6 +85,48 @@ def _base(sink: Sink, products: Sequence[Product]) -> Finding:
         "_sink": sink,
         "_products": products,
     }
+
+
+def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding | None:
+    """Complete the finding of binary logits, SigLIP's loss; None if the loss does not depend on them."""
+    if gradients(root, [sink.x])[0] is None:
+        return None
+    finding |= {"form": "binary", "ours": False}
+    products = [p for p in sink.walk.products if not watch.is_head(p)]
+    if len(products) != 1 or products[0].kind != "matrix":
+        return finding
+    (product,) = products
+    (total,), (slope,) = gradients(root, [product.edge]), gradients(sink.x.sum(), [product.edge])
+    if total is None or slope is None or total.shape != sink.x.shape or not bool((slope != 0).all()):
+        return finding
+    # labels of 1 and -1 are factors of the logits
+    logits = sink.x * torch.sign(slope)
+    turned = replace(sink, x=logits)
+    measured: Finding = {"doubts": []}
+    raw = measure(watch, turned, products, measured)
+    if raw is None or not raw > 0:
+        return finding
+    measure_bias(turned, product, raw, logits, measured)
+    positives = total.detach() < 0
+    if measured["doubts"] or measured["bias"] is None or not bool(positives.any(1).all()):
+        return finding
+    finding |= measured
+    scale, bias, siglip = finding["scale"], finding["bias"] or 0.0, objective("siglip:t=host,b=host")
+    x = logits.detach().double()
+    value, expected = differentiate(lambda y: siglip.from_logits(y, positives, scale=scale, bias=bias), x)
+    finding["gradient_difference"], _ = fit(total.detach().double() / raw, expected)
+    finding["value_difference"] = nearest(value, map(float, watch.scalars), len(logits))
+    tolerance = tolerance_of(logits)
+    finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
+    if not finding["ours"]:
+        return finding
+    finding |= {"form": "siglip", "positives": layout(positives) or "the entries of a mask"}
+    if finding["positives"] == "the diagonal" and sink.place.call.partition("(")[0].endswith("logsigmoid"):
+        finding["columns"] = "diagonal"
+    finding["replace"] = call = function_of(watch, sink, root, finding, [f"siglip:b={measured['bias']:.6g}"])
+    if call is not None:
+        call["form"] = "siglip"
+    return finding
 
 
 def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
@@ -144,11 +187,10 @@ def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tens
         finding["doubts"].append(f"our objective refuses these logits: {error}")
         return
     times = 1 if finding["reduction"] == "mean" else len(x)
-    if sink.kind == "cross entropy":
-        finding["value_difference"] = relative(value * times, float(sink.output.detach().double().sum()))
+    finding["value_difference"] = relative(value * times, float(sink.output.detach().double().sum()))
     finding["gradient_difference"] = float((got * times - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
     share = max(digits(value), FEWEST)
-    near = share * finding.get("value_difference", 0) < tolerance_of(sink.x)
+    near = share * finding["value_difference"] < tolerance_of(sink.x)
     finding["ours"] = near and share * finding["gradient_difference"] < 1e-3
 
 
@@ -158,9 +200,7 @@ def _find_margin(finding: Finding, sink: Sink) -> None:
     Such logits are linear in the products: what the products' part of the logits leaves is the same in a row.
     """
     x = sink.x.detach()
-    if finding["scores"]:
-        return
-    linear = _linear_part(sink, finding["_products"])
+    linear = None if finding["scores"] else _linear_part(sink, finding["_products"])
     if linear is None:
         return
     keys = -1 if x.dim() < 3 else 1

@@ -156,8 +156,19 @@ def test_an_anchor_without_negatives_does_not_end_a_training_but_a_step_without_
     assert t.counts["without_negatives"] == 2
     numbers = t.report(logits, call="from_logits")
     assert (numbers["without_negatives"], numbers["excluded"]) == (2, pytest.approx(2 / 3))
-    with pytest.raises(ValueError, match="every anchor of this step"):
+    with pytest.raises(ValueError, match=r"every anchor of this step is left without negatives\.$"):
         t.from_logits(logits[1:])
+
+
+def test_ids_in_another_order_than_the_keys_say_so():
+    """An anchor and its positive are one sample, so ids that shift from view to view make all samples one."""
+    z = normalize(torch.randn(12, 4, generator=G, dtype=torch.float64), dim=1)
+    logits = (z @ z.T * 5).masked_fill(torch.eye(12, dtype=torch.bool), -torch.inf)
+    positives = (torch.arange(12) + 6) % 12
+    t, n = cp.treatment("infonce; ids=x"), torch.arange(6)
+    t.from_logits(logits, positives, scale=5.0, ids=torch.cat([n, n]))
+    with pytest.raises(ValueError, match="are values in the order of the keys"):
+        t.from_logits(logits, positives, scale=5.0, ids=torch.cat([n, (n + 1) % 6]))
 
 
 @pytest.mark.parametrize(

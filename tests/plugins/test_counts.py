@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 
 def work(rank):
-    layer = torch.nn.Linear(4, 4)
+    layer, ids = torch.nn.Linear(4, 4), torch.arange(8) // 2
     for _ in range(5):
         z = torch.nn.functional.normalize(layer(torch.randn(8, 4)))
         cross_entropy(10 * z @ z.T, torch.arange(8)).backward()
@@ -42,10 +42,12 @@ def test_the_time_of_a_step_leaves_out_pauses():
 def test_processes_that_the_script_spawns_are_counted(tmp_path):
     (tmp_path / "train.py").write_text(SPAWNS)
     command = [sys.executable, "-m", "counterpoint.plugins.inject", "logits", "--site", "train.py:11", "--scale", "10"]
-    done = subprocess.run([*command, "--counts", "counts.json", "--", "train.py"], cwd=tmp_path, capture_output=True)
+    command += ["--objective", "host; ids=ids", "--counts", "counts.json", "--", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("for an anchor, its treatment left out 1 keys on average") == 1
     counts = json.loads((tmp_path / "counts.json").read_text())
-    assert (counts["calls"], counts["error"]) == (10, None)
+    assert (counts["calls"], counts["error"], counts["excluded"]) == (10, None, 1)
     assert counts["step_seconds"] > 0
 
 
