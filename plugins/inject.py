@@ -79,9 +79,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
     apply = only("apply", "auto only", "then run the command that was found, with --verify 3")
     add("--apply", action="store_true", default=None, help=apply)
-    verify = (
-        "train with the host's own loss in its first N calls; whether ours equals it is always checked (%(default)s)"
-    )
+    verify = "train N calls with the host's own loss first; whether ours equals it is checked always (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)
     counts = "write the host's own loss, how often it was called, and the time between, to FILE as JSON (nowhere)"
     add("--counts", type=Path, metavar="FILE", help=counts)

@@ -210,7 +210,7 @@ class Watch(TorchFunctionMode):
         if name in ("nll_loss", "log") and kind != "binary logits":
             inputs = reversed(self.softmax_inputs.items())
             sink.x, file = next((found for node, found in inputs if node in walk.nodes), (x, ""))
-            if name == "nll_loss" and (_name(x.grad_fn) != "LogSoftmax" or file != sink.place.file):
+            if name == "nll_loss" and ("LogSoftmax" not in str(x.grad_fn) or file != sink.place.file):
                 return out  # what has computed the probabilities is a sink by itself
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
         self.sinks.append(sink)
