@@ -207,8 +207,9 @@ def conclude(
     ready = ready if only or not data["open"] else []
     part = ["--only"] if data["open"] or len(ready) > 1 else []
     data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
-    first = sound[0] if known and sound else ready[0][1][0] if ready else None
-    data["own"] = spec_of(str(first["form"]), first, host_temperature(first)) if first else None
+    replaced = sound[:1] if known else ready[0][1] if ready else []
+    owns = [spec_of(str(loss["form"]), loss, host_temperature(loss)) for loss in replaced]
+    data["own"] = " + ".join(dict.fromkeys(owns)) or None
     print("\n".join(in_words(data)), file=sys.stderr)
     if apply and commands:
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from injected import differences, launch
 
 import counterpoint as cp
+from counterpoint.integrations.compare.race import OWN, at_temperature
 
 N = 10
 SCRIPT = """
@@ -200,3 +201,24 @@ def test_a_function_that_calls_itself_is_one_loss(check, tmp_path, monkeypatch, 
     ran = launch(tmp_path, SCRIPT.replace("{code}", ITSELF), monkeypatch, capsys, "function", words)
     assert ran.code == 5
     assert "in call 1, the gradient at toy.py:" in ran.err
+
+
+TWO = """
+def first(z1, z2):
+    e = torch.exp(norm(z1) @ norm(z2).T * 8)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+
+def second(z1, z2):
+    e = torch.exp(norm(z1) @ norm(z2).T * 5)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+
+def loss(a, b):
+    return first(a, b) + second(b, a)
+"""
+
+
+def test_the_own_loss_of_several_functions_is_all_of_theirs(find):
+    """A race must not take the temperature of one for that of both."""
+    data = find(SCRIPT.replace("{code}", TWO)).data
+    assert data["own"] == "infonce:t=0.125 + infonce:t=0.2"
+    assert at_temperature(OWN, data["own"], 1.5) is None
