@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..batch.scores import Negatives, Scores, logsumexp_over
+from ..checks import is_number
 from ..hyper import Choice, Flag, Real
 from ..objective import Objective
 from ..values import Tracked, Value, log
@@ -242,6 +243,12 @@ class HCL(DCL, name="hcl"):
 
     def _hardness(self) -> tuple[Value | None, bool]:
         return self.beta, self.detach_weights
+
+
+def first_temperature(objective: Objective, t: float) -> float:
+    """Return the temperature to try first, given InfoNCE's: HCL weighs negatives by ``e^{(1 + beta) s / t}``."""
+    betas = [part.beta for part in objective.modules() if isinstance(part, HCL)]
+    return t * (1 + max((beta for beta in betas if is_number(beta)), default=0.0))
 
 
 EXPONENT = 60.0  # larger ones overflow float32

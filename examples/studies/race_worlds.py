@@ -75,7 +75,7 @@ def measure(world: str, out: Path) -> dict[str, Any]:
     script = [str(SCRIPT.resolve()), "--data", str((out / "questions.pt").resolve()), "--world", world]
     script += ["--steps", str(STEPS)]
     found = race(world, folder, script)
-    own = [arm["text"] for arm in found["arms"] if arm["family"] == "{own}"]
+    own = [arm["text"] for arm in found["arms"] if arm["family"] == "host"]
     tried = {text: fmean(scores(text, TUNING_SEEDS, folder, script)["validation"]) for text in own}
     tuned = max(tried, key=tried.__getitem__)
     rows = {text: scores(text, SEEDS, folder, script)["test"] for text in dict.fromkeys([tuned, found["winner"]])}

@@ -1,8 +1,8 @@
 """``counterpoint race``: the best setting for the script in front of you, at equal compute.
 
-Every treatment trains for a share of the script's length, with one seed; Optuna's successive halving drops the worse
-ones, and the others train to the end, with several seeds. The winner, or the best other treatment where that is the
-script's own loss, is then compared on fresh seeds with this loss at its best temperature, and with it trained longer.
+Every treatment trains for a quarter of the script's length, with one seed; the best quarter train to the end, with
+several seeds: successive halving with two rungs. The winner, or the best other treatment where that is the script's
+own loss, is then compared on fresh seeds with this loss at its best temperature, and with it trained longer.
 """
 
 from __future__ import annotations
@@ -15,36 +15,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
-
-import counterpoint as cp
-from counterpoint.checks import is_number
+from typing import Any
 
 from .. import flags, report, store
 from ..report.statistics import Verdict
 from ..report.summary import plural
 from ..search.commands import FIRST_SEED
+from ..search.coordinate import at_temperature
 from ..store.files import finite
 from ..store.progress import duration, print_line
 from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, same_numbers, uneven
-from .race_page import OWN, Arm, Points
+from .race_page import Arm, Points
 from .running import NO_SEED
 from .settings import HOST, SHARE, TEMPERATURES
-
-if TYPE_CHECKING:
-    import optuna
 
 FACTORS = [2.0**power for power in range(-4, 5)]  # what is tried at most
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
-AT = "{t}"  # in treatments that are not of the script's own loss: their temperature
 NOT_TUNED = "the temperature of your loss was not tuned, since it is not known"
 INERT = "in its first training it left out no key, so it was your loss"
 DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
-HCL = ("hcl:beta=1,prior=0.1{t}", "hcl:beta=2,prior=0.1{t}")
+HCL = ("hcl:beta=1,prior=0.1", "hcl:beta=2,prior=0.1")
 
 
 class Race(Comparison):
@@ -62,8 +56,7 @@ class Race(Comparison):
         self.most = SHARE * given.budget // (1 + given.tune_seeds)  # since one of SHARE goes on
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
-        typed = [re.sub(rf"^{HOST}\b", OWN, spec) for spec in self.specs if spec != HOST]
-        self.families = typed or proposals(self.told)
+        self.families = [spec for spec in self.specs if spec != HOST] or proposals(self.told)
         self.arms: list[Arm] = []
 
     def run(self) -> int:
@@ -128,8 +121,8 @@ class Race(Comparison):
         return runs
 
     def _search(self) -> None:
-        """Train every arm for a share of the length, and those that Optuna does not prune to the end."""
-        self._begin((OWN, factor) for factor in TEMPERATURES)
+        """Train every arm for a share of the length, and the best to the end."""
+        self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow(own=True)
         tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
         for factor in (tuned.factor, tuned.factor / 2):  # below the best one too, since large ones hide faults
@@ -141,9 +134,9 @@ class Race(Comparison):
                 f"all treatments have {self.chosen_by.name} {self.sign * tuned.short:g} at 1/{SHARE} of the length, so "
                 "none can be chosen: is that too short to move it, such as a warm-up, or the number too coarse?"
             )
-        study = _study(self._folder())
-        trials = prune(self.arms, study)
-        tuned.dropped = False  # always runs to the end
+        best = sorted(self.arms, key=lambda arm: arm.short, reverse=True)[: len(self.arms) // SHARE + 1]
+        for arm in self.arms:
+            arm.dropped = arm is not tuned and (arm not in best or math.isinf(arm.short))
         finished = [arm for arm in self.arms if not arm.dropped]
         print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
@@ -151,8 +144,6 @@ class Race(Comparison):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
             arm.full = fmean(map(self._value, some))
             arm.curve += self._points(some[0], self.length, arm.full)
-            if arm.text in trials:
-                study.tell(trials[arm.text], arm.full)
 
     def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
@@ -165,7 +156,7 @@ class Race(Comparison):
             )
         arms: dict[str, Arm] = {}
         for family, factor in settings:
-            if text := at_temperature(family, self.own, factor):
+            if text := at_temperature(family, self.own, factor):  # None of a temperature that is learned
                 arms.setdefault(text, Arm(text, family, factor))
         known = {arm.text for arm in self.arms}
         new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
@@ -186,7 +177,7 @@ class Race(Comparison):
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve = self._points(run, quarter, value)
-            only_excludes = arm.family.startswith(f"{OWN};") and not re.search("(labels|log_q|index)=", arm.family)
+            only_excludes = arm.family.startswith(f"{HOST};") and not re.search("(labels|log_q|index)=", arm.family)
             if only_excludes and run.done and run.details.get("excluded") == 0:
                 arm.short, arm.inert = -math.inf, INERT + DROPOUT * arm.family.endswith("; duplicates")
                 self.families = [family for family in self.families if family != arm.family]
@@ -218,7 +209,7 @@ class Race(Comparison):
         return curve or [(length, self.sign * value)]
 
     def _folder(self) -> Path:
-        """Return the folder of this race's page and of Optuna's storage, on this machine."""
+        """Return the folder of this race's page, on this machine."""
         named = store.checksum(json.dumps([self.cell(HOST, 0), self.families, self.chosen_by.text]))[:12]
         folder = Run(self.arguments.out, self.cell(HOST, 0)).folder.root / DOMAIN / f"race-{named}"
         folder.mkdir(parents=True, exist_ok=True)
@@ -235,46 +226,13 @@ class Race(Comparison):
             yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"
 
 
-def at_temperature(family: str, own: str, factor: float) -> str | None:
-    """Return a treatment at a multiple of the script's own temperature; None where that is not a number."""
-    data = cp.objective(own).to_dict()
-    t = data.get("temperature")
-    if factor == 1:
-        return family.replace(OWN, HOST).replace(AT, "")
-    if not is_number(t):
-        return None
-    return family.replace(OWN, f"{data['name']}:t={t * factor:.4g}").replace(AT, f",t={t * factor:.4g}")
-
-
 def proposals(told: Sequence[str]) -> list[str]:
     """Return the treatments to race, by evidence: duplicates, ids, HCL, a margin.
 
     Args:
         told: what treatments may be told of, such as ``ids=batch["doc"]``.
     """
-    return [*(f"{OWN}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{OWN}; margin=-0.1"]
-
-
-def prune(arms: Sequence[Arm], study: optuna.Study) -> dict[str, optuna.Trial]:
-    """Drop the arms that Optuna prunes at a share of the length; return the trials of the others, by treatment.
-
-    Of arms whose scores are equal, Optuna prunes none, so only as many stay as if all were different.
-    """
-    from optuna.trial import TrialState
-
-    ranked = sorted(arms, key=lambda arm: arm.short, reverse=True)
-    top, trials = len(ranked) // SHARE, {}  # each is compared with those before it: the best come last
-    for arm in ranked[top:] + ranked[:top][::-1]:
-        trial = study.ask()
-        trial.set_user_attr("treatment", arm.text)
-        if math.isfinite(arm.short):
-            trial.report(arm.short, 1)
-        if math.isfinite(arm.short) and arm in ranked[: top + 1] and not trial.should_prune():
-            trials[arm.text] = trial
-        else:
-            arm.dropped = True
-            study.tell(trial, state=TrialState.PRUNED)
-    return trials
+    return [*(f"{HOST}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{HOST}; margin=-0.1"]
 
 
 def ranked(arms: Iterable[Arm]) -> list[Arm]:
@@ -304,19 +262,3 @@ def sentence(
 def _interval(verdict: Verdict, sign: int = 1) -> str:
     low, high = sorted((sign * verdict.low, sign * verdict.high))
     return f"{sign * verdict.difference + 0.0:+.3g} [{low:.3g}, {high:.3g}]"
-
-
-def _study(folder: Path) -> optuna.Study:
-    """Return Optuna's schedule: a treatment goes on if it is in the best quarter of those before it.
-
-    ``optuna-dashboard`` shows the file in the folder.
-    """
-    import optuna
-    from optuna.storages.journal import JournalFileBackend
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=SHARE)
-    file = folder / "optuna.log"
-    file.unlink(missing_ok=True)  # of this command's last start, whose runs are kept
-    storage = optuna.storages.JournalStorage(JournalFileBackend(str(file)))
-    return optuna.create_study(direction="maximize", pruner=pruner, storage=storage, study_name="race")

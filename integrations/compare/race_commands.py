@@ -71,7 +71,7 @@ def _check(arguments: argparse.Namespace) -> None:
             "--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps; without one, "
             f"--metric must be output:REGEX, to stop runs by the numbers that they print, got {settings.metric[0].text}"
         )
-    require("it needs", "race", "optuna", "scipy")  # used after the search
+    require("it needs", "race", "scipy")  # used after the search
 
 
 def command(arguments: argparse.Namespace) -> int:

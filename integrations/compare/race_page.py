@@ -16,8 +16,8 @@ from counterpoint.diagnose.plots import figure, tidy
 from .. import report
 from ..report.output import svg
 from ..report.plots import GREY, styles
+from .settings import HOST
 
-OWN = "{own}"  # in treatments: the script's own loss
 Points = list[tuple[float, float]]
 
 
@@ -29,8 +29,8 @@ class Arm:
     """
 
     text: str
-    family: str  # the same without the temperature
-    factor: float  # of the script's own temperature
+    family: str  # as it was proposed or typed
+    factor: float  # of the temperature that is tried first
     short: float = math.nan
     full: float = math.nan
     dropped: bool = False
@@ -40,7 +40,7 @@ class Arm:
     @property
     def own(self) -> bool:
         """Whether it is the script's own loss, at some temperature."""
-        return self.family == OWN
+        return self.family == HOST
 
 
 def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, folder: Path) -> Path:

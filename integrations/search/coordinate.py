@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import counterpoint as cp
+from counterpoint.checks import is_number
+from counterpoint.objectives.infonce import first_temperature
 
 from .grids import Grids, changed
 
@@ -21,6 +23,24 @@ def with_value(spec: str, name: str, value: float) -> str:
     for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
         text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
     return text
+
+
+def at_temperature(spec: str, own: str, factor: float = 1) -> str | None:
+    """Return a treatment at a multiple of the temperature to try first; None where that is not known.
+
+    Treatments that name a temperature, or have none, stay as they are.
+
+    Args:
+        spec: of the treatment; ``host`` is the script's own loss.
+        own: the script's own loss.
+    """
+    objective = cp.objective(spec, f"infonce:t={UNTYPED}")
+    name, t = map(cp.objective(own).to_dict().get, ("name", "temperature"))
+    if f"t={UNTYPED}" not in str(objective) or not is_number(t):
+        return spec if factor == 1 or is_number(t) else None
+    value = float(f"{factor * first_temperature(objective, t):.4g}")
+    of_host = re.match(r"host\b", spec)
+    return spec if of_host and value == t else with_value(re.sub(r"^host\b", str(name), spec), "temperature", value)
 
 
 def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]], Mapping[str, float]]) -> Scores:

@@ -5,6 +5,9 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import counterpoint as cp
+from counterpoint.objectives.infonce import first_temperature
+
 from ..sites import short
 from .records import Finding, Findings, Replaced
 
@@ -107,7 +110,10 @@ def _changes(loss: Finding) -> bool:
 
 def objective_of(objective: str | None, loss: Finding, t: str | None = None) -> list[str]:
     form = re.sub("^(infonce|siglip)", "hcl" if loss.get("normalized") else "infonce", str(loss["form"]))
-    return ["--objective", objective or spec_of(form, loss, host_temperature(loss) if t is None else t)]
+    t = host_temperature(loss) if t is None else t
+    if not t and form != loss["form"]:
+        t = f"{first_temperature(cp.objective(form.partition(':')[0]), 1 / loss['scale']):.6g}"
+    return ["--objective", objective or spec_of(form, loss, t)]
 
 
 def host_temperature(loss: Finding) -> str:

@@ -331,7 +331,7 @@ def supervised(features, y, t=0.1):
     assert words[words.index("--replace") + 1] == f"toy.py:supervised(features{', labels=y' * supervised})"
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views"
     spec = words[words.index("--objective") + 1]
-    assert spec == ("supcon:t=0.1" if supervised else "hcl:t=0.1")
+    assert spec == ("supcon:t=0.1" if supervised else "hcl:t=0.2")
     assert words[words.index("--own") + 1] == spec.replace("hcl", "infonce")
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     try:
