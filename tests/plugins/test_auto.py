@@ -332,7 +332,7 @@ def supervised(features, y, t=0.1):
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views"
     spec = words[words.index("--objective") + 1]
     assert spec == ("supcon:t=0.1" if supervised else "hcl:t=0.2")
-    assert words[words.index("--own") + 1] == spec.replace("hcl", "infonce")
+    assert words[words.index("--own") + 1] == ("supcon" if supervised else "infonce") + ":t=0.1"
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     try:
         assert inject.main([*words[2:-2], "--verify", "3", "--", "toy.py"]) == 0
@@ -344,7 +344,7 @@ def supervised(features, y, t=0.1):
 @pytest.mark.parametrize(
     ("loss", "line"),
     [
-        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "--scale 5 --objective hcl:t=0.2"),
+        ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "--scale 5 --objective hcl:t=0.4"),
         ("F.cross_entropy(x / step[0], at)", "its scale changes: `counterpoint inject logits --site toy.py:"),
         (
             "(torch.exp(x / step[0]).sum(1).log() - x.diag() / step[0]).mean()",

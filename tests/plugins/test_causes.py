@@ -62,7 +62,7 @@ def loss(a, b):
 """,
         "infonce:denominator=negatives",
         2,
-        "--way both --own infonce:t=0.5,denominator=negatives --scale 2 --objective hcl:t=0.5",
+        "--way both --own infonce:t=0.5,denominator=negatives --scale 2 --objective hcl:t=1",
     ),
     "a learned scale in the model of a trainer": (
         """
@@ -413,7 +413,7 @@ def loss(a, b):
 """,
         "infonce",
         2,
-        "function --replace toy.py:loss(a, b) --as pairing=symmetric --own infonce:t=0.5 --objective hcl:t=0.5",
+        "function --replace toy.py:loss(a, b) --as pairing=symmetric --own infonce:t=0.5 --objective hcl:t=1",
     ),
 }
 
