@@ -30,7 +30,7 @@ from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.summary import plural
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import Scores, best_of, search
+from ..search.coordinate import Scores, at_edge, at_temperature, best_of, search, temperatures
 from ..search.grids import GRIDS, grids_of
 from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
@@ -40,7 +40,7 @@ from ..store.run import TUNING, Run
 from ..store.transport import connect
 from . import cells
 from .metrics import Metric
-from .running import LOG, NO_SEED, last_lines, read_again, train
+from .running import LOG, NO_SEED, UnreachedError, last_lines, read_again, train
 from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
@@ -84,22 +84,26 @@ class Comparison:
             if spec != HOST:
                 plugin.check(spec)
         _tell_secrets(script, arguments.on)
-        if self.watches and arguments.host != "auto":
+        if (self.watches or self.settings.tune) and arguments.host != "auto":
             shims = [word for word in seam if "-shims" in word] or [f"--shims={host}"] * bool(plugin.shims)
             with suppress(ValueError):  # of several losses, it is not known which one the host replaces
                 _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
+        self.left: float = 0  # runs to come at most, for the time that is left
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
         settings, given = self.settings, self.arguments
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
+            tuning = settings.tune * settings.tune_seeds * (len(self.specs) - (HOST in self.specs) + 1)
+            self.left = tuning + (len(self.specs) + 1) * given.seeds
             self._tune()
         else:
             self.notes.append(UNTUNED)
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
+        rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         if not given.json:
             where = f"what they print: {LOG} in {given.out}/{cells.DOMAIN}"
@@ -112,7 +116,8 @@ class Comparison:
         if not available():
             print_line(f"Means only: {MISSING}.")
         early, baseline, runs = EQUAL * len(rows), self.baseline, list[Run]()
-        for end in (min(early, flags.concurrent(given)), early, len(grid)):
+        self.left = len(grid)
+        for end in (min(early, flags.concurrent(given)), len(rows), early, len(grid)):
             runs += self._run_cells(grid[len(runs) : end], before=len(runs), total=len(grid))
             if not any(run.done for run in runs):
                 print_line("the first runs have failed, so no others were started")
@@ -120,6 +125,8 @@ class Comparison:
             if end >= early and same_numbers([run for run in runs if run.done]):
                 break
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
+        if failed:
+            print(f"counterpoint compare: {len(failed)} of {plural(len(runs), 'run')} failed", file=sys.stderr)
         for run in failed[:MOST]:
             if lines := last_lines(run):
                 print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *lines]), file=sys.stderr)
@@ -149,7 +156,7 @@ class Comparison:
         settings, metric = self.settings, self.settings.tune_metric
         assert metric is not None
         run_all = partial(self._run_cells, metrics=[metric])
-        best = tuned(self.specs, settings, self.cell, run_all)
+        best, edges = tuned(self.specs, settings, self.cell, run_all, own=self.own)
         chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
         self.notes.append(
             f"tuned by {metric.text}, {settings.tune} settings each with {plural(settings.tune_seeds, 'seed')}; "
@@ -158,21 +165,41 @@ class Comparison:
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
             why = "the script's own loss stays as it is, and other rows have no number to try (t=host is none)"
             self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
+        if edges:
+            self.notes.append(f"at the edge of its grid, so try more, --tune or --grid: {'; '.join(edges)}")
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
-        if again := tuned([self.twin], settings, self.cell, run_all, FIRST_SEED + settings.tune_seeds).get(self.twin):
+        seed = FIRST_SEED + settings.tune_seeds
+        if again := tuned([self.twin], settings, self.cell, run_all, seed, self.own)[0].get(self.twin):
             same = ", the same setting, so its runs would be the same" * (again == best[self.twin])
             self.placebo = [] if same else [(again, {"label": PLACEBO})]
             self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by other seeds: {again}{same}")
         self.twin = best.get(self.twin, self.twin)
 
-    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: int) -> list[Run]:
+    def _run_cells(
+        self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: float
+    ) -> list[Run]:
+        """Train cells; raise for a row that failed before its first step, as it would with every other seed."""
         own = [metric for metric in (*self.settings.metric, self.settings.items) if metric]
         cells, metrics, given = list(cells), metrics or own, self.arguments
+        cost = sum(map(self._share, cells))
+        self.left = max(0.0, self.left - cost)
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        return flags.run_cells(run_script, cells, given, self.command, failed=True, **part)[0]
+        part["after"] = self.left * len(cells) / (cost or 1.0)
+        runs, _ = flags.run_cells(run_script, cells, given, self.command, failed=True, **part)
+        for run in runs:
+            kind, _, reason = str(run.record.get("error")).partition(": ")
+            text = run.arguments["objective"]  # maybe at another temperature than was typed
+            for spec in self.settings.objective if kind == UnreachedError.__name__ else ():
+                if text == spec or (";" in spec and text.endswith(spec.partition(";")[2].strip())):
+                    raise ValueError(f"--objective {spec}: {reason}")
+        return runs
+
+    def _share(self, cell: Mapping[str, Any]) -> float:
+        """Return how much of a whole training a cell is."""
+        return 1.0
 
 
 def _tell_secrets(script: Sequence[str], place: str) -> None:
@@ -291,17 +318,21 @@ def tuned(
     make_cell: Callable[..., Mapping[str, Any]],
     run_cells: Callable[..., Sequence[Run]],
     seed: int = FIRST_SEED,
-) -> dict[str, str]:
-    """Return the best spec of the search from each objective, by the mean of some seeds from ``seed`` on.
+    own: str = "infonce:t=host",
+) -> tuple[dict[str, str], list[str]]:
+    """Return the best spec of the search from each objective, and which parameters are at the edge of their grids.
 
     Those without a parameter to tune are left out. ``make_cell`` makes a cell from a spec, a seed and more;
-    ``run_cells`` returns the runs of cells, failed ones too, and counts them ``before`` others of a ``total``.
+    ``run_cells`` returns the runs of cells, failed ones too, and counts them ``before`` others of a ``total``. The mean
+    of some seeds from ``seed`` on chooses. Temperatures are tried around the first one, which ``own`` tells, the
+    script's own loss.
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
-    own = None if settings.grid is None else dict(settings.grid)
-    rows = [spec for spec in specs if spec.partition(";")[0].strip() != HOST]
-    grids = {spec: found for spec in rows if (found := grids_of(spec, PAPERS, own, strict=False))}
+    typed = None if settings.grid is None else dict(settings.grid)
+    starts = {spec: at_temperature(spec, own) or spec for spec in specs if spec.partition(";")[0].strip() != HOST}
+    grids = {spec: grids_of(start, PAPERS | temperatures(start), typed, strict=False) for spec, start in starts.items()}
+    grids = {spec: found for spec, found in grids.items() if found}
     total, count = len(grids) * settings.tune * settings.tune_seeds, 0
 
     def measure(specs: list[str]) -> Scores:
@@ -312,13 +343,14 @@ def tuned(
         values = [sign * (run.result or {}).get(name, math.nan) for run in runs]
         return {spec: fmean(values[i * len(seeds) :][: len(seeds)]) for i, spec in enumerate(specs)}
 
-    best = {}
+    best, edges = {}, []
     for spec, values in grids.items():
-        scores = search(spec, values, settings.tune, measure)
+        scores = search(starts[spec], values, settings.tune, measure)
         best[spec] = best_of(scores)
         if math.isnan(scores[best[spec]]):
             raise ValueError(f"--tune: all runs of {spec} have failed.")
-    return best
+        edges += [f"{name} of {quoted(best[spec])}" for name in values if at_edge(best[spec], name, scores)]
+    return best, edges
 
 
 def uneven(runs: Iterable[Run]) -> Iterator[tuple[Run, str]]:

@@ -21,7 +21,7 @@ from .. import flags, report, store
 from ..report.statistics import Verdict
 from ..report.summary import plural
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import at_temperature
+from ..search.coordinate import FACTORS, at_temperature
 from ..store.files import finite
 from ..store.progress import duration, print_line
 from ..store.run import TUNING, Run
@@ -32,7 +32,6 @@ from .race_page import Arm, Points
 from .running import NO_SEED
 from .settings import HOST, SHARE, TEMPERATURES
 
-FACTORS = [2.0**power for power in range(-4, 5)]  # what is tried at most
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is not known"
@@ -61,6 +60,7 @@ class Race(Comparison):
 
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
+        self.left = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds  # at most
         self._search()
         ranking = ranked(self.arms)
         tuned = next((arm for arm in ranking if arm.own), self.arms[0])
@@ -69,6 +69,7 @@ class Race(Comparison):
         winner, rival, others = ranking[0], tuned, [arm for arm in ranking if not arm.own]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         own = [*dict.fromkeys([tuned.text, *[HOST] * (winner is tuned)])]
+        self.left = len(seeds) * (3 if len(own) > 1 else 2 + LONGER)
         runs = self._confirm(own, seeds)
         for arm in others if all(run.done for run in runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
@@ -139,6 +140,7 @@ class Race(Comparison):
             arm.dropped = arm is not tuned and (arm not in best or math.isinf(arm.short))
         finished = [arm for arm in self.arms if not arm.dropped]
         print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
+        self.left = len(finished) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
@@ -214,6 +216,9 @@ class Race(Comparison):
         folder = Run(self.arguments.out, self.cell(HOST, 0)).folder.root / DOMAIN / f"race-{named}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def _share(self, cell: Mapping[str, Any]) -> float:
+        return float(cell.get("length") or cell.get("lines") or self.length or 1) / (self.length or 1)
 
     def _steps(self, share: float) -> float:
         length = self.length * share

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,10 @@ SKIPPED = (".git", "__pycache__")
 
 class ScriptError(RuntimeError):
     """The script failed, or its loss was not replaced."""
+
+
+class UnreachedError(ScriptError):
+    """The loss was not replaced in a single step, for a reason that the seed has no part in."""
 
 
 def train(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
@@ -111,9 +114,11 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     seam = json.loads((path / SEAM).read_text(encoding="utf-8")) if (path / SEAM).exists() else {}
     if code or not (seam or (stopped and stopped())):
         lines = last_lines(run)
-        own = [line for line in takewhile(lambda line: ": the loss was reached " not in line, lines) if line.strip()]
-        reason = seam.get("error") or (own[-1] if own else "it printed nothing")
+        own = [line for line in lines if line.strip() and not line.startswith(("counterpoint: ", " "))]
+        reason = seam.get("error") or (own or lines or ["it printed nothing"])[-1]
         how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
+        if seam.get("error") and not seam["calls"]:
+            raise UnreachedError(reason)
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}

@@ -2,18 +2,18 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from bisect import bisect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import counterpoint as cp
 from counterpoint.checks import is_number
 from counterpoint.objectives.infonce import first_temperature
 
-from .grids import Grids, changed
+from .grids import Grids, changed, numbers
 
-T = TypeVar("T")
 Scores = dict[str, float]
 UNTYPED = 0.987654321  # a temperature that nobody types
+FACTORS = [2.0**power for power in range(-4, 5)]  # of the temperature that is tried first: what is tried at most
 
 
 def with_value(spec: str, name: str, value: float) -> str:
@@ -46,8 +46,8 @@ def at_temperature(spec: str, own: str, factor: float = 1) -> str | None:
 def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]], Mapping[str, float]]) -> Scores:
     """Measure specs along one parameter after the other, from the best so far; return the score of each.
 
-    Each parameter gets its share of the budget, spread evenly over its grid. What is left goes into further rounds,
-    until a round changes nothing.
+    Each parameter gets its share of the budget, for the values next to the best one. What is left goes into further
+    rounds, until a round changes nothing.
 
     Args:
         start: the first spec to measure.
@@ -60,21 +60,35 @@ def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]],
         measured, left = len(scores), sum(map(len, grids.values()))
         for name, values in grids.items():
             best = best_of(scores)
-            new = [spec for value in values if (spec := with_value(best, name, value)) not in scores]
-            share = max(1, round((budget - len(scores)) * len(values) / left))
-            if new := list(dict.fromkeys(thinned(new, share) if new else []))[: budget - len(scores)]:
+            near = (with_value(best, name, value) for value in by_nearness(values, value_of(best, name)))
+            share = min(budget - len(scores), max(1, round((budget - len(scores)) * len(values) / left)))
+            if new := list(dict.fromkeys(spec for spec in near if spec not in scores))[:share]:
                 scores |= measure(new)
             left -= len(values)
     return scores
 
 
-def thinned(values: Sequence[T], count: int) -> list[T]:
-    """Select ``count`` of the values, spread evenly from the first to the last."""
-    if count >= len(values):
-        return list(values)
-    if count == 1:
-        return [values[len(values) // 2]]
-    return [values[round(i * (len(values) - 1) / (count - 1))] for i in range(count)]
+def temperatures(spec: str) -> dict[str, tuple[float, ...]]:
+    """Return what to try beside the temperature that a treatment names; nothing if it names no number."""
+    t = dict(numbers(cp.objective(spec, f"infonce:t={UNTYPED}").to_dict())).get("temperature", UNTYPED)
+    return {} if t == UNTYPED else {"temperature": tuple(float(f"{t * factor:.4g}") for factor in FACTORS)}
+
+
+def value_of(spec: str, name: str) -> float:
+    """Return the value that a treatment has of a parameter."""
+    return dict(numbers(cp.objective(spec).to_dict()))[name]
+
+
+def by_nearness(values: Sequence[float], at: float) -> list[float]:
+    """Sort values by how many others lie between them and ``at``, so that both sides take turns."""
+    ordered = sorted({*values} - {at})
+    return sorted(ordered, key=lambda value: abs(ordered.index(value) - bisect(ordered, at) + 0.5))
+
+
+def at_edge(best: str, name: str, tried: Iterable[str]) -> bool:
+    """Return whether no treatment that was tried has a larger value of a parameter than the best, or none a smaller."""
+    value, every = value_of(best, name), {value_of(spec, name) for spec in tried}
+    return len(every) > 1 and value in (min(every), max(every))
 
 
 def best_of(scores: Mapping[str, float]) -> str:

@@ -41,6 +41,7 @@ def run_grid(
     prepare: Callable[[], object] = lambda: None,
     before: int = 0,
     total: int = 0,
+    after: float | None = None,
 ) -> list[Run]:
     """Train every cell that is not done yet, and return the runs of all cells.
 
@@ -61,6 +62,7 @@ def run_grid(
         prepare: called before the first run is trained, and not if all are done; may raise errors of the data.
         before, total: of a larger grid that these cells are a part of: runs that have ended, and all runs. The caller
             says how many were done already.
+        after: runs that follow these, in the time that is left: another number than ``total`` says.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
@@ -69,7 +71,7 @@ def run_grid(
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
     count, part, total, began = before + len(runs) - len(pending), total > 0, total or len(runs), time.monotonic()
-    first = count
+    first, ends = count, total if after is None else before + len(runs) + after
     failures: dict[Path, str] = {}
     report = progress if callable(progress) else print_line if progress else lambda _: None
     if count and not part:
@@ -89,7 +91,7 @@ def run_grid(
                     if outcome.error:
                         failures[run.path] = outcome.error
                     ending = f"failed: {outcome.error}" if outcome.error else format_numbers(run.result or {})
-                    report(f"[{count}/{total}] {run.title}: {ending}{left(began, count - first, total - first)}")
+                    report(f"[{count}/{total}] {run.title}: {ending}{left(began, count - first, ends - first)}")
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.folder.busy for run in busy):

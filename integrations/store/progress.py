@@ -43,7 +43,7 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
             print_line(f"{title}: {done}{f'/{total}' if total else ''} after {seconds:.0f} s{rest}")
 
 
-def left(start: float, done: int, total: int) -> str:
+def left(start: float, done: int, total: float) -> str:
     """Say how long the rest takes if it is as fast as what was done since ``start``; nothing in the first seconds."""
     seconds = time.monotonic() - start
     if seconds < LINE_AFTER or not 0 < done < total:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import shutil
 from pathlib import Path
@@ -204,19 +205,50 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
     specs, metric = ["host", "infonce:t=1", "hcl:t=0.05"], Metric.parse("output:dev (.+)")
     grid = (("t", (0.1, 0.2, 0.3, 0.5)),)
     alone = {"tune_metric": metric, "tune_seeds": 1}
-    best = tuned(specs, Settings(tune=5, grid=grid, lower=True, **alone), make, run_cells)
+    best, edges = tuned(specs, Settings(tune=5, grid=grid, lower=True, **alone), make, run_cells)
+    assert edges == []
     assert [cp.objective(best[spec]).temperature for spec in specs[1:]] == [0.2, 0.2]
     assert {(each["purpose"], each["seed"]) for each in asked} == {("tuning", 1000)}
     assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 5]
     asked.clear()
     tuned(specs, Settings(tune=6, **alone), make, run_cells)
-    assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 6]
+    assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [6, 6]
     asked.clear()
     specs = ["host; duplicates", "hcl; duplicates"]
-    best = tuned(specs, Settings(tune=4, **alone), make, run_cells, seed=1001)
+    best, _ = tuned(specs, Settings(tune=4, **alone), make, run_cells, seed=1001)
     assert [*best] == ["hcl; duplicates"]
     assert asked[1]["objective"] == "hcl:t=0.2; duplicates"  # the denominator stays the host's
     assert {each["seed"] for each in asked} == {1001}
+
+
+def test_tuning_starts_at_the_scripts_temperature_and_names_an_edge(tmp_path):
+    """HCL at twice that; the script's own is the first to be tried beside it, and the nearest ones come first."""
+    asked: list[str] = []
+
+    def run_cells(cells, **_):
+        asked.extend(each["objective"] for each in cells)
+        runs = [store.Run(tmp_path, each) for each in cells]
+        for run in runs:
+            with run.lock():
+                run.begin()
+                temperature = cp.objective(run.arguments["objective"].partition(";")[0]).temperature
+                run.finish({"dev": -abs(math.log(temperature / 0.1))})
+        return runs
+
+    def make(spec, seed, **more):
+        return cell("logits", [], ["t.py"], "c0de", Settings(), spec, seed, **more)
+
+    settings = Settings(tune=6, tune_seeds=1, tune_metric=Metric.parse("output:dev (.+)"))
+    own, specs = "infonce:t=0.05,denominator=negatives", ["infonce", "hcl:beta=1; ids=doc"]
+    best, edges = tuned(specs, settings, make, run_cells, own=own)
+    first = ["infonce:t=0.05", "infonce:t=0.025", "infonce:t=0.1", "infonce:t=0.0125", "infonce:t=0.2"]
+    assert asked[:5] == first
+    assert asked[6:9] == ["hcl:t=0.1; ids=doc", "hcl:t=0.05; ids=doc", "hcl:t=0.2; ids=doc"]
+    assert best == {"infonce": "infonce:t=0.1", "hcl:beta=1; ids=doc": "hcl:t=0.1; ids=doc"}
+    assert "temperature of infonce:t=0.1" not in edges
+    wide = Settings(tune=3, tune_seeds=1, tune_metric=settings.tune_metric)
+    _, edges = tuned(["infonce"], wide, make, run_cells, own=own)
+    assert edges == ["temperature of infonce:t=0.1"]
 
 
 def test_the_mean_of_two_seeds_chooses(tmp_path):
@@ -233,7 +265,7 @@ def test_the_mean_of_two_seeds_chooses(tmp_path):
         return cell("logits", [], ["t.py"], "c0de", Settings(), spec, seed, **more)
 
     settings = {"tune": 3, "tune_metric": Metric.parse("output:dev (.+)"), "grid": (("t", (0.2, 0.5)),)}
-    found = [tuned(["infonce:t=1"], Settings(tune_seeds=n, **settings), make, run_cells) for n in (1, 2, 20)]
+    found = [tuned(["infonce:t=1"], Settings(tune_seeds=n, **settings), make, run_cells)[0] for n in (1, 2, 20)]
     assert [one["infonce:t=1"] for one in found] == ["infonce:t=0.5", "infonce:t=0.5", "infonce:t=0.2"]
 
 

@@ -129,6 +129,17 @@ def test_a_name_that_the_script_does_not_have_is_refused_before_anything_trains(
     assert not list(here.rglob("run.json"))
 
 
+@pytest.mark.parametrize(("path", "said"), [("yy", "no such name"), ("args.yy", "args has no .yy")])
+def test_a_wrong_name_stops_a_named_host_at_its_first_step(here, capfd, path, said):
+    """It would fail with every seed, and after the training of the host."""
+    line = f"{TOLD} --objective host 'hcl; ids={path}' --seed-flag --seed --seeds 3 {READ} -- train.py --steps 5"
+    assert main(["compare", *shlex.split(line)]) == 2
+    shown = capfd.readouterr().err
+    assert f"counterpoint compare: --objective hcl; ids={path}: ids={path}: {said}" in shown
+    assert [run.title for run in store.find_runs(here / "runs")] == [f"train.py, hcl; ids={path}, seed 0"]
+    assert "runs failed" not in shown
+
+
 def test_secrets_do_not_go_to_a_cluster(here, capsys):
     line = f"{TOLD} --objective host hcl --seeds 1 --set-seed --copy {READ} --on slurm -- train.py --token {'a1' * 12}"
     assert main(["compare", *shlex.split(line)]) == 2
@@ -206,8 +217,8 @@ def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     line += "--metric 'text:out.txt:acc (.+)' -- train.py"
     done = compare(line, here)
     assert done.returncode == 1
-    assert "2 of 3 runs failed" in done.stderr  # of the first two seeds, behind the first run; the others follow
-    assert "4 of 6 runs failed" in done.stderr
+    assert "compare: 6 of 10 runs failed" in done.stderr
+    assert done.stderr.count("runs failed") == 1
     assert "the script ended with exit code 5: no data for seed 1" in done.stderr
     assert "ended with exit code 3: the host has trained with its own loss" in done.stderr
     assert "out.txt was written before this run began, so it is not of this run" in done.stderr

@@ -18,7 +18,7 @@ from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import build, main
 from counterpoint.integrations.domain import NAMES, domain
 from counterpoint.integrations.search import commands, coordinate, grids
-from counterpoint.integrations.search.coordinate import thinned
+from counterpoint.integrations.search.coordinate import at_edge, by_nearness
 from counterpoint.integrations.search.grids import changed, numbers
 
 ADNCE = str(cp.objective("adnce"))
@@ -101,10 +101,24 @@ def test_what_has_failed_is_never_the_best():
     assert any(map(math.isnan, found.values()))
 
 
-def test_thinned_goes_from_end_to_end():
-    assert thinned(range(10), 4) == [0, 3, 6, 9]
-    assert thinned(range(3), 7) == [0, 1, 2]
-    assert thinned(range(5), 1) == [2]
+def test_the_values_next_to_the_best_are_tried_first():
+    """A temperature sixteen times too small says little of one that is a little too small."""
+    assert by_nearness((0.05, 0.1, 0.2, 0.5, 1.0), 0.2) == [0.1, 0.5, 0.05, 1.0]
+    assert by_nearness((0.05, 0.1, 0.2), 0.3) == [0.2, 0.1, 0.05]
+    asked: list[str] = []
+
+    def look(specs):
+        asked.extend(specs)
+        return {spec: -abs(math.log(cp.objective(spec).temperature / 0.4)) for spec in specs}
+
+    coordinate.search("infonce:t=0.1", {"temperature": (0.025, 0.05, 0.1, 0.2, 0.4)}, 3, look)
+    assert asked == ["infonce:t=0.1", "infonce:t=0.05", "infonce:t=0.2"]
+
+
+def test_an_edge_is_where_nothing_was_tried_beyond():
+    tried = ["hcl:t=0.1,beta=1", "hcl:t=0.2,beta=1", "hcl:t=0.4,beta=1"]
+    assert [at_edge(spec, "temperature", tried) for spec in tried] == [True, False, True]
+    assert not at_edge(tried[0], "beta", tried)  # of which one value was tried
 
 
 @pytest.mark.parametrize(
