@@ -18,6 +18,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SPACES = re.compile(r"\s*")
 _OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)")
 _LIST = re.compile(r"\s*\w+\s*(,)")
+_DECIMAL = re.compile(r"(?:[=+]|^)\s*-?\d+(,)\d")
 _TOLD = re.compile(r",\s*((?:duplicates|ids|labels|guide|log_q|index)\b[^,;]*)")
 CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of values.py, which imports torch
 DEPTH = 50
@@ -60,6 +61,8 @@ def check_names(text: str) -> None:
 
 
 def _refuse_list(text: str) -> None:
+    if decimal := _DECIMAL.search(text):
+        raise SpecError("unexpected ',': numbers have a decimal point, 0.1", text, decimal.start(1))
     if told := _TOLD.search(text):
         hint = f"what a loss is told stands behind a semicolon, {text[: told.start()]}; {told[1]}"
         raise SpecError(f"unexpected ',': {hint}", text, told.start())

@@ -42,7 +42,8 @@ def _run(folder: str | Path) -> Run:
         return Run.read(folder)
     runs = find_runs(folder)
     if len(runs) != 1:
-        raise ValueError(f"{folder}: expected the folder of one run, got {len(runs)}; such as {runs[0].address}")
+        such = f"; such as {runs[0].address}" if runs else ""
+        raise ValueError(f"{folder}: expected the folder of one run, got {len(runs)}{such}")
     return runs[0]
 
 

