@@ -3,7 +3,6 @@
 import argparse
 import csv
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
@@ -29,8 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)
-    rows = "write suspected wrong pairs and duplicates, ranked, to this .csv or .jsonl: the line of a text file, from 1 and "
-    rows += "a header counts, as in Excel; the row of an array, from 0, as in numpy and pandas' iloc (none)"
+    rows = (
+        "list suspects, ranked, in this .csv or .jsonl: lines of text from 1, as in Excel; rows of arrays from 0 (none)"
+    )
     add("--rows", type=flags.file, metavar="FILE", help=rows)
     flags.add_settings(parser, Settings)
     add("--json", action="store_true", help="print JSON")
@@ -48,21 +48,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"expected one file or folder, or two arrays, got {len(arguments.data)}.")
     if arguments.rows is not None and arguments.rows.suffix not in (".csv", ".jsonl"):
         raise ValueError(f"--rows {arguments.rows}: expected a .csv or .jsonl file.")
-    if arguments.rows is not None and _unit(arguments.data) == "image":
-        raise ValueError(
-            "--rows: lists lines of texts and rows of arrays; for images, embed them, and pass two arrays."
-        )
+    if arguments.rows is not None and arguments.data[0].is_dir() and not (arguments.data[0] / "corpus.jsonl").exists():
+        raise ValueError("--rows: lists lines of texts and rows of arrays; for images, embed them and pass two arrays.")
     if arguments.model is not None:
         from ..sentence.locate import find
 
         find(arguments.model)
-
-
-def _unit(data: Sequence[Path]) -> str:
-    """Return what a number in ``--rows`` counts."""
-    if len(data) == 2 or not data[0].is_dir():
-        return "row" if len(data) == 2 else "line"
-    return "pair" if (data[0] / "corpus.jsonl").exists() else "image"
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -76,14 +67,12 @@ def command(arguments: argparse.Namespace) -> int:
     measured, suspects = measure(read(arguments.data, settings, **known), settings)
     if arguments.rows is not None:
         with arguments.rows.open("w", encoding="utf-8", newline="") as file:
-            columns = ["kind", unit := _unit(arguments.data), f"other_{unit}", "score"]
-            listed = [dict(zip(columns, one.values(), strict=True)) for one in suspects]
+            unit = "row" if len(arguments.data) == 2 else "pair" if arguments.data[0].is_dir() else "line"
+            columns = ["kind", unit, f"other_{unit}", "score"]
             if arguments.rows.suffix == ".csv":
-                table = csv.DictWriter(file, columns)
-                table.writeheader()
-                table.writerows(listed)
+                csv.writer(file).writerows([columns, *(one.values() for one in suspects)])
             else:
-                file.writelines(json.dumps(row) + "\n" for row in listed)
+                file.writelines(json.dumps(dict(zip(columns, one.values(), strict=True))) + "\n" for one in suspects)
     advice, proposed = advise(measured), treatments(measured)
     race = race_command(proposed)
     if arguments.json:

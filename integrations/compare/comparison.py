@@ -30,7 +30,7 @@ from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.summary import plural
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import Scores, at_edge, at_temperature, best_of, search, temperatures
+from ..search.coordinate import FACTORS, Scores, at_edge, at_temperature, best_of, search
 from ..search.grids import GRIDS, grids_of
 from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
@@ -40,7 +40,7 @@ from ..store.run import TUNING, Run
 from ..store.transport import connect
 from . import cells
 from .metrics import Metric
-from .running import LOG, NO_SEED, UnreachedError, last_lines, read_again, train
+from .running import LOG, NO_SEED, UNREACHED, last_lines, read_again, train
 from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
@@ -58,7 +58,6 @@ class Comparison:
     """A comparison, checked with the plugins of the host."""
 
     command = "compare"
-    watches = False  # whether steps are watched of a script whose host is named, too
 
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
@@ -84,7 +83,7 @@ class Comparison:
             if spec != HOST:
                 plugin.check(spec)
         _tell_secrets(script, arguments.on)
-        if (self.watches or self.settings.tune) and arguments.host != "auto":
+        if (self.command == "race" or self.settings.tune) and arguments.host != "auto":
             shims = [word for word in seam if "-shims" in word] or [f"--shims={host}"] * bool(plugin.shims)
             with suppress(ValueError):  # of several losses, it is not known which one the host replaces
                 _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims)
@@ -97,8 +96,7 @@ class Comparison:
         settings, given = self.settings, self.arguments
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
-            tuning = settings.tune * settings.tune_seeds * (len(self.specs) - (HOST in self.specs) + 1)
-            self.left = tuning + (len(self.specs) + 1) * given.seeds
+            self.left = (len(self.specs) + 1) * (settings.tune * settings.tune_seeds + given.seeds)
             self._tune()
         else:
             self.notes.append(UNTUNED)
@@ -165,8 +163,7 @@ class Comparison:
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
             why = "the script's own loss stays as it is, and other rows have no number to try (t=host is none)"
             self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
-        if edges:
-            self.notes.append(f"at the edge of its grid, so try more, --tune or --grid: {'; '.join(edges)}")
+        self.notes += [f"at the edge of its grid, so try more, --tune or --grid: {', '.join(edges)}"] * bool(edges)
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
         seed = FIRST_SEED + settings.tune_seeds
@@ -176,30 +173,23 @@ class Comparison:
             self.notes.append(f"{PLACEBO}: {self.twin} tuned once more by other seeds: {again}{same}")
         self.twin = best.get(self.twin, self.twin)
 
-    def _run_cells(
-        self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: float
-    ) -> list[Run]:
-        """Train cells; raise for a row that failed before its first step, as it would with every other seed."""
+    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: Any) -> list[Run]:
+        """Train cells of a share of the script's length; raise for a row that failed before its first step."""
         own = [metric for metric in (*self.settings.metric, self.settings.items) if metric]
         cells, metrics, given = list(cells), metrics or own, self.arguments
-        cost = sum(map(self._share, cells))
-        self.left = max(0.0, self.left - cost)
+        share = part.pop("share", 1)
+        self.left = max(0, self.left - share * len(cells))
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        part["after"] = self.left * len(cells) / (cost or 1.0)
+        part["after"] = self.left / share
         runs, _ = flags.run_cells(run_script, cells, given, self.command, failed=True, **part)
+        typed = [spec.partition(";")[2].strip() for spec in self.settings.objective if spec != HOST]
         for run in runs:
-            kind, _, reason = str(run.record.get("error")).partition(": ")
-            text = run.arguments["objective"]  # maybe at another temperature than was typed
-            for spec in self.settings.objective if kind == UnreachedError.__name__ else ():
-                if text == spec or (";" in spec and text.endswith(spec.partition(";")[2].strip())):
-                    raise ValueError(f"--objective {spec}: {reason}")
+            text, (_, unreached, reason) = run.arguments["objective"], str(run.record.get("error")).partition(UNREACHED)
+            if unreached and text.partition(";")[2].strip() in typed:  # a race has others, too, which it proposed
+                raise ValueError(f"--objective {text}: {reason}")
         return runs
-
-    def _share(self, cell: Mapping[str, Any]) -> float:
-        """Return how much of a whole training a cell is."""
-        return 1.0
 
 
 def _tell_secrets(script: Sequence[str], place: str) -> None:
@@ -322,17 +312,20 @@ def tuned(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the best spec of the search from each objective, and which parameters are at the edge of their grids.
 
-    Those without a parameter to tune are left out. ``make_cell`` makes a cell from a spec, a seed and more;
-    ``run_cells`` returns the runs of cells, failed ones too, and counts them ``before`` others of a ``total``. The mean
-    of some seeds from ``seed`` on chooses. Temperatures are tried around the first one, which ``own`` tells, the
-    script's own loss.
+    The mean of some seeds from ``seed`` on chooses. Those without a parameter to tune are left out. ``make_cell`` makes
+    a cell from a spec, a seed and more; ``run_cells`` returns the runs of cells, failed ones too, and counts them
+    ``before`` others of a ``total``. ``own`` is the script's own loss, around whose temperature others are tried.
     """
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
     typed = None if settings.grid is None else dict(settings.grid)
     starts = {spec: at_temperature(spec, own) or spec for spec in specs if spec.partition(";")[0].strip() != HOST}
-    grids = {spec: grids_of(start, PAPERS | temperatures(start), typed, strict=False) for spec, start in starts.items()}
-    grids = {spec: found for spec, found in grids.items() if found}
+    grids = {}
+    for spec, start in starts.items():
+        t = re.search(r"\bt=([\d.]+)", start)
+        near = {"temperature": tuple(float(f"{float(t[1]) * factor:.4g}") for factor in FACTORS)} if t else {}
+        if found := grids_of(start, PAPERS | near, typed, strict=False):
+            grids[spec] = found
     total, count = len(grids) * settings.tune * settings.tune_seeds, 0
 
     def measure(specs: list[str]) -> Scores:

@@ -44,7 +44,6 @@ class Race(Comparison):
     """A race, checked with the plugins of the host."""
 
     command = "race"
-    watches = True  # which says the temperature of the script's own loss, and what treatments may be told of
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -169,13 +168,13 @@ class Race(Comparison):
         quarter = self._steps(1 / SHARE)
         short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
         texts = [arm.text for arm in new]
-        if runs := [] if self.arms else self._train(texts[:1], short, total=len(texts)):
+        if runs := [] if self.arms else self._train(texts[:1], short, share=1 / SHARE, total=len(texts)):
             if math.isnan(self._value(runs[0])):  # in all others too, the number may be missing
                 raise ValueError(f"the script's own loss gave no number: {runs[0].record.get('error', 'it is NaN')}")
             whole = SHARE * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
             most = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds
             print_line(f"all of it takes at most about {duration(most * whole)} if each step is as fast as in this one")
-        runs += self._train(texts[len(runs) :], short, before=len(runs), total=len(texts))
+        runs += self._train(texts[len(runs) :], short, share=1 / SHARE, before=len(runs), total=len(texts))
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve = self._points(run, quarter, value)
@@ -196,7 +195,7 @@ class Race(Comparison):
             further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)
             more = further in FACTORS and self._begin([(top.family, further)])
 
-    def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: int) -> list[Run]:
+    def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: float) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)
         cells = [self.cell(text, seed, purpose=TUNING, **more) for text, seed in product(texts, each)]
         return self._run_cells(cells, [self.chosen_by], **{"total": len(cells), **part})
@@ -216,9 +215,6 @@ class Race(Comparison):
         folder = Run(self.arguments.out, self.cell(HOST, 0)).folder.root / DOMAIN / f"race-{named}"
         folder.mkdir(parents=True, exist_ok=True)
         return folder
-
-    def _share(self, cell: Mapping[str, Any]) -> float:
-        return float(cell.get("length") or cell.get("lines") or self.length or 1) / (self.length or 1)
 
     def _steps(self, share: float) -> float:
         length = self.length * share

@@ -28,15 +28,12 @@ NO_SEED = (
 )
 LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
 SEAM_SAYS = {"calls": 0, "step_seconds": None, "own": HOST, "excluded": None}  # in a run's details, and else
+UNREACHED = "before its first step: "  # so with every seed
 SKIPPED = (".git", "__pycache__")
 
 
 class ScriptError(RuntimeError):
     """The script failed, or its loss was not replaced."""
-
-
-class UnreachedError(ScriptError):
-    """The loss was not replaced in a single step, for a reason that the seed has no part in."""
 
 
 def train(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: int) -> None:
@@ -115,10 +112,10 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     if code or not (seam or (stopped and stopped())):
         lines = last_lines(run)
         own = [line for line in lines if line.strip() and not line.startswith(("counterpoint: ", " "))]
-        reason = seam.get("error") or (own or lines or ["it printed nothing"])[-1]
+        said = (own or lines or ["it printed nothing"])[-1]
+        reason = UNREACHED * (not seam["calls"]) + seam["error"] if seam.get("error") else said
         how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
-        if seam.get("error") and not seam["calls"]:
-            raise UnreachedError(reason)
+        reason = f"{UNREACHED}{reason}" if seam.get("error") and not seam["calls"] else reason
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}

@@ -26,18 +26,11 @@ def with_value(spec: str, name: str, value: float) -> str:
 
 
 def at_temperature(spec: str, own: str, factor: float = 1) -> str | None:
-    """Return a treatment at a multiple of the temperature to try first; None where that is not known.
-
-    Treatments that name a temperature, or have none, stay as they are.
-
-    Args:
-        spec: of the treatment; ``host`` is the script's own loss.
-        own: the script's own loss.
-    """
+    """Return a treatment at a multiple of the temperature to try first; None if that of ``own`` is not a number."""
     objective = cp.objective(spec, f"infonce:t={UNTYPED}")
     name, t = map(cp.objective(own).to_dict().get, ("name", "temperature"))
     if f"t={UNTYPED}" not in str(objective) or not is_number(t):
-        return spec if factor == 1 or is_number(t) else None
+        return spec if factor == 1 or is_number(t) else None  # as it is, if it names its own
     value = float(f"{factor * first_temperature(objective, t):.4g}")
     of_host = re.match(r"host\b", spec)
     return spec if of_host and value == t else with_value(re.sub(r"^host\b", str(name), spec), "temperature", value)
@@ -66,12 +59,6 @@ def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]],
                 scores |= measure(new)
             left -= len(values)
     return scores
-
-
-def temperatures(spec: str) -> dict[str, tuple[float, ...]]:
-    """Return what to try beside the temperature that a treatment names; nothing if it names no number."""
-    t = dict(numbers(cp.objective(spec, f"infonce:t={UNTYPED}").to_dict())).get("temperature", UNTYPED)
-    return {} if t == UNTYPED else {"temperature": tuple(float(f"{t * factor:.4g}") for factor in FACTORS)}
 
 
 def value_of(spec: str, name: str) -> float:

@@ -41,7 +41,7 @@ def run_grid(
     prepare: Callable[[], object] = lambda: None,
     before: int = 0,
     total: int = 0,
-    after: float | None = None,
+    after: float = 0,
 ) -> list[Run]:
     """Train every cell that is not done yet, and return the runs of all cells.
 
@@ -62,7 +62,7 @@ def run_grid(
         prepare: called before the first run is trained, and not if all are done; may raise errors of the data.
         before, total: of a larger grid that these cells are a part of: runs that have ended, and all runs. The caller
             says how many were done already.
-        after: runs that follow these, in the time that is left: another number than ``total`` says.
+        after: runs that follow these, also of other grids, for the time that is left.
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
@@ -71,7 +71,7 @@ def run_grid(
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
     count, part, total, began = before + len(runs) - len(pending), total > 0, total or len(runs), time.monotonic()
-    first, ends = count, total if after is None else before + len(runs) + after
+    first, ends = count, max(total, before + len(runs) + after)
     failures: dict[Path, str] = {}
     report = progress if callable(progress) else print_line if progress else lambda _: None
     if count and not part:

@@ -5,8 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-import counterpoint as cp
-from counterpoint.objectives.infonce import first_temperature
+from counterpoint.objectives.infonce import HCL, first_temperature
 
 from ..sites import short
 from .records import Finding, Findings, Replaced
@@ -111,8 +110,8 @@ def _changes(loss: Finding) -> bool:
 def objective_of(objective: str | None, loss: Finding, t: str | None = None) -> list[str]:
     form = re.sub("^(infonce|siglip)", "hcl" if loss.get("normalized") else "infonce", str(loss["form"]))
     t = host_temperature(loss) if t is None else t
-    if not t and form != loss["form"]:
-        t = f"{first_temperature(cp.objective(form.partition(':')[0]), 1 / loss['scale']):.6g}"
+    if not t and form[:3] == "hcl" != str(loss["form"])[:3]:
+        t = f"{first_temperature(HCL(), 1 / loss['scale']):.6g}"
     return ["--objective", objective or spec_of(form, loss, t)]
 
 
