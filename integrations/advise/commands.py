@@ -28,10 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)
-    rows = (
-        "list suspects, ranked, in this .csv or .jsonl: lines of text from 1, as in Excel; rows of arrays from 0 (none)"
-    )
-    add("--rows", type=flags.file, metavar="FILE", help=rows)
+    rows = "list suspects, ranked, in this .csv or .jsonl: lines of text from 1, as in Excel; rows of arrays from 0"
+    add("--rows", type=flags.file, metavar="FILE", help=f"{rows} (none)")
     flags.add_settings(parser, Settings)
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(check=_check)

@@ -115,7 +115,6 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         said = (own or lines or ["it printed nothing"])[-1]
         reason = UNREACHED * (not seam["calls"]) + seam["error"] if seam.get("error") else said
         how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
-        reason = f"{UNREACHED}{reason}" if seam.get("error") and not seam["calls"] else reason
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
     ended = {"folder": str(folder), "began": began, "ended": (path / LOG).stat().st_mtime_ns, "jobs": jobs}
