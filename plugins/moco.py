@@ -13,7 +13,7 @@ called, after the logits and before the queue changes.
 :mod:`counterpoint.plugins.embeddings`. By hand, change one line of ``main_moco.py``, below the one that wraps the
 model::
 
-    criterion = counterpoint.plugins.moco.ContrastiveLoss("hcl:t=0.2,prior=0.05", model)
+    criterion = counterpoint.plugins.moco.ContrastiveLoss("hcl:t=0.4,prior=0.05", model)
 
 The objective owns the temperature: ``--moco-t`` is for the host's own loss, which it prints.
 """

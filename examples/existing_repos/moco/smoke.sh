@@ -44,6 +44,6 @@ PYTHON
 fi
 
 PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH} "$python" -m counterpoint.plugins.inject moco \
-    --objective "${OBJECTIVE:-hcl:t=0.2,prior=0.05}" --verify 4 -- main_moco.py --arch resnet18 --mlp --moco-t 0.2 \
+    --objective "${OBJECTIVE:-hcl:t=0.4,prior=0.05}" --verify 4 -- main_moco.py --arch resnet18 --mlp --moco-t 0.2 \
     --moco-k 16 --batch-size 4 --epochs 2 --workers 0 --print-freq 1 --multiprocessing-distributed --world-size 1 \
     --rank 0 --dist-backend gloo --dist-url "file://$work/rendezvous" data | { grep -v "^ \|^)" || true; }
