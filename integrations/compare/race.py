@@ -113,7 +113,8 @@ class Race(Comparison):
         runs: list[Run] = []
         for some in (seeds[:EQUAL], seeds[EQUAL:]):
             cells = [self.cell(text, seed, steps_flag=self.flag, **more) for seed, text in product(some, rows)]
-            runs += self._run_cells(cells, [self.confirmed_by], before=len(runs), total=len(rows) * len(seeds))
+            total, share = len(rows) * len(seeds), LONGER if more else 1
+            runs += self._run_cells(cells, [self.confirmed_by], share=share, before=len(runs), total=total)
             if not all(run.done for run in runs):
                 break
             if same_numbers(runs):

@@ -28,7 +28,7 @@ NO_SEED = (
 )
 LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
 SEAM_SAYS = {"calls": 0, "step_seconds": None, "own": HOST, "excluded": None}  # in a run's details, and else
-UNREACHED = "before its first step: "  # so with every seed
+UNREACHED = "at its first step: "  # so with every seed
 SKIPPED = (".git", "__pycache__")
 
 
@@ -113,7 +113,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         lines = last_lines(run)
         own = [line for line in lines if line.strip() and not line.startswith(("counterpoint: ", " "))]
         said = (own or lines or ["it printed nothing"])[-1]
-        reason = UNREACHED * (not seam["calls"]) + seam["error"] if seam.get("error") else said
+        reason = UNREACHED * (seam["calls"] < 2) + seam["error"] if seam.get("error") else said
         how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
