@@ -261,7 +261,7 @@ def spec(text: str, paths: bool = False) -> str:
 
     name, comma, rest = text.partition(",")
     if comma and name in (*OBJECTIVES, "host"):
-        raise argparse.ArgumentTypeError(f"{text!r}: separate objectives by spaces, as in {name} {rest}")
+        raise argparse.ArgumentTypeError(f"{text!r}: separate objectives by spaces, as in {name} {rest.strip()}")
     try:
         check_names(text)
         loss_fn = cp.objective(text)

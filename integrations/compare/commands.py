@@ -113,7 +113,7 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
         rows = " ".join(settings.objective) or "none"
         yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {rows}"
     if settings.baseline is not None and settings.baseline not in settings.objective:
-        yield f"--baseline {settings.baseline}: it is not among the objectives"
+        yield f"--baseline {settings.baseline}: expected one of the objectives: {', '.join(settings.objective)}"
     if settings.margin is not None and not settings.margin >= 0:
         yield f"--margin: expected a number of at least 0, got {settings.margin}"
     if not settings.metric and not settings.items:

@@ -72,7 +72,8 @@ class Comparison:
         file = Script.of(script)[0].path
         code = store.checksum(file)[:12]
         host, self.told = arguments.host, list[str]()
-        self.own: str = registry.load(host).spec
+        known = "infonce:t=host" if host == "function" else registry.load(host).spec
+        self.own: str = next((word.removeprefix("--own=") for word in seam if word.startswith("--own=")), known)
         seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
         if host == "auto":
             host, seam, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], seam, self.specs)
@@ -89,14 +90,13 @@ class Comparison:
                 _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
-        self.left: float = 0  # runs to come at most, for the time that is left
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
         settings, given = self.settings, self.arguments
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
-            self.left = (len(self.specs) + 1) * (settings.tune * settings.tune_seeds + given.seeds)
+            self.left: float = (len(self.specs) + 1) * (settings.tune * settings.tune_seeds + given.seeds)
             self._tune()
         else:
             self.notes.append(UNTUNED)
@@ -114,7 +114,7 @@ class Comparison:
         if not available():
             print_line(f"Means only: {MISSING}.")
         early, baseline, runs = EQUAL * len(rows), self.baseline, list[Run]()
-        self.left = len(grid)
+        self.left = len(grid)  # trainings to come, for the time that is left
         for end in (min(early, flags.concurrent(given)), len(rows), early, len(grid)):
             runs += self._run_cells(grid[len(runs) : end], before=len(runs), total=len(grid))
             if not any(run.done for run in runs):
@@ -126,8 +126,7 @@ class Comparison:
         if failed:
             print(f"counterpoint compare: {len(failed)} of {plural(len(runs), 'run')} failed", file=sys.stderr)
         for run in failed[:MOST]:
-            if lines := last_lines(run):
-                print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *lines]), file=sys.stderr)
+            print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *last_lines(run)]), file=sys.stderr)
         errors = {} if settings.any_length else dict(uneven(done))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)

@@ -68,7 +68,7 @@ class Race(Comparison):
         winner, rival, others = ranking[0], tuned, [arm for arm in ranking if not arm.own]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         own = [*dict.fromkeys([tuned.text, *[HOST] * (winner is tuned)])]
-        self.left = len(seeds) * (3 if len(own) > 1 else 2 + LONGER)
+        self.left = 3 * len(seeds)
         runs = self._confirm(own, seeds)
         for arm in others if all(run.done for run in runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
@@ -113,8 +113,7 @@ class Race(Comparison):
         runs: list[Run] = []
         for some in (seeds[:EQUAL], seeds[EQUAL:]):
             cells = [self.cell(text, seed, steps_flag=self.flag, **more) for seed, text in product(some, rows)]
-            total, share = len(rows) * len(seeds), LONGER if more else 1
-            runs += self._run_cells(cells, [self.confirmed_by], share=share, before=len(runs), total=total)
+            runs += self._run_cells(cells, [self.confirmed_by], before=len(runs), total=len(rows) * len(seeds))
             if not all(run.done for run in runs):
                 break
             if same_numbers(runs):
@@ -140,7 +139,6 @@ class Race(Comparison):
             arm.dropped = arm is not tuned and (arm not in best or math.isinf(arm.short))
         finished = [arm for arm in self.arms if not arm.dropped]
         print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
-        self.left = len(finished) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]

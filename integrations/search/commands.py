@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser, domain_name: str) -> None:
 def _check(arguments: argparse.Namespace, tuned: Domain, check_train: Callable[[argparse.Namespace], None]) -> None:
     """Raise errors of the flags before torch is imported."""
     if arguments.budget < arguments.seeds:
-        raise ValueError(f"--budget: {arguments.budget} runs are less than one setting's {arguments.seeds} seeds.")
+        raise ValueError(f"--budget: expected {arguments.seeds} or more, one setting's runs, got {arguments.budget}.")
     if getattr(arguments, "part", None) not in (None, "tune"):
         raise ValueError(f"--part {arguments.part}: tuning sees validation data alone; leave the flag out.")
     _dataset(arguments, tuned)

@@ -84,7 +84,7 @@ def test_what_is_done_needs_torch_alone(tmp_path):
         ("train graph --device cdua", "unknown device 'cdua'. Did you mean 'cuda'?"),
         ("tune graph --root nowhere", "--root: nowhere is not a folder"),
         ("tune graph --data a b", "--data: one at a time, got a, b"),
-        ("tune graph --budget 1 --seeds 2", "--budget: 1 runs are less than one setting's 2 seeds"),
+        ("tune graph --budget 1 --seeds 2", "--budget: expected 2 or more, one setting's runs, got 1"),
         ("eval graph /nowhere", "/nowhere: no such folder"),
         ("eval graph EMPTY", "no folder there has a run.json"),
         ("train image --data digit", "'digit' is neither a data set nor a folder. Did you mean 'digits'?"),

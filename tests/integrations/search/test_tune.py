@@ -238,7 +238,7 @@ def test_what_is_said(tuned, capsys):
         (["infonce", "--grid", "mu=1"], "no number 'mu' to tune"),
         (["infonce", "--grid", "t=0.1,-1"], "temperature must be a finite number with 0 < temperature"),
         (["dp"], "nothing to tune"),
-        (["infonce", "--budget", "1", "--seeds", "2"], "--budget: 1 runs are less than one setting's 2 seeds"),
+        (["infonce", "--budget", "1", "--seeds", "2"], "--budget: expected 2 or more, one setting's runs, got 1"),
         (["infonce", "--data", "demo", "MUTAG"], "--data: one at a time"),
     ],
 )
