@@ -22,7 +22,7 @@ from documents import ROOT
 import counterpoint as cp
 from counterpoint.integrations import store
 from counterpoint.integrations.command.main import build, main
-from counterpoint.integrations.compare import commands, race, running
+from counterpoint.integrations.compare import commands, comparison, race, running
 from counterpoint.integrations.compare.cells import cell, length_of
 from counterpoint.integrations.compare.metrics import Metric, Written, curves, read
 from counterpoint.integrations.compare.race_commands import RaceSettings
@@ -203,6 +203,24 @@ def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys)
     assert tried == ["host; duplicates"]  # no further temperature, nor to the end
 
 
+def test_the_time_left_is_that_of_the_whole_race(tmp_path, monkeypatch):
+    """In trainings of the length of the part: a quarter first, whole ones then, and none behind the last part."""
+    told: list[tuple[int, float]] = []
+    raced = stand_in(tmp_path, lambda one: one["seed"] % 7 - abs(math.log2(len(one["objective"]) / 9)), [])
+    train = raced.__dict__.pop("_run_cells")
+    raced.arguments.script, raced.arguments.resume = ["t.py", "--steps", "8"], False
+
+    def run_cells(run_script, cells, *_, after=0.0, **__):
+        told.append((len(cells), after))
+        return train(cells), 0
+
+    monkeypatch.setattr(comparison.flags, "run_cells", run_cells)
+    assert raced.run() == 0
+    assert told[0] == (1, 4 * (4 + 3.5 * 3) - 1)  # the budget and three fresh seeds, less one quarter
+    assert [after for _, after in told] != sorted(after for _, after in told)
+    assert told[-1][1] == 0
+
+
 def test_equal_numbers_choose_nothing(tmp_path):
     asked: list[dict] = []
     with pytest.raises(ValueError, match=r"all treatments have acc 0\.5 at 1/4 of the length, so none can be chosen"):
@@ -236,6 +254,22 @@ def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch):
     assert "host; ids=doc" in raced.families
     assert raced.cell("host", 0)["host"] == "logits"
     assert f"--site=train.py:{line}" in raced.cell("host", 0)["seam"]
+
+
+@pytest.mark.parametrize(("typed", "own"), [(["--own", "infonce:t=0.1"], "infonce:t=0.1"), ([], "infonce:t=host")])
+def test_a_function_whose_loss_auto_does_not_find_has_the_temperature_of_own(tmp_path, monkeypatch, typed, own):
+    def find_loss(*_):
+        raise ValueError("auto: found 2 losses to replace")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(comparison, "find_loss", find_loss)
+    Path("train.py").write_text("def loss(a, b): ...")
+    words = ["function", *FLAGS, "--replace", "train.py:loss(a, b)", *typed, "--", "train.py", "--steps", "8"]
+    arguments = build("race").parse_args(["race", *words])
+    arguments.check(arguments)
+    raced = race.Race(arguments, commands.seam_words(arguments))
+    assert raced.own == own
+    assert at_temperature("host", raced.own) == "host"
 
 
 def test_finds_the_length_among_the_scripts_words():

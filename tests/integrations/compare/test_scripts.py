@@ -129,6 +129,15 @@ def test_a_name_that_the_script_does_not_have_is_refused_before_anything_trains(
     assert not list(here.rglob("run.json"))
 
 
+def test_the_last_words_of_a_script_are_the_reason(here, capfd):
+    """Those of sys.exit, which Python prints behind what inject says at the end."""
+    text = (here / "train.py").read_text()
+    (here / "train.py").write_text(f"{text}\nraise SystemExit('no disk')\n")
+    line = f"{TOLD} --objective host hcl --seed-flag --seed --seeds 1 {READ} -- train.py --steps 5"
+    assert main(["compare", *shlex.split(line)]) == 1
+    assert "failed: ScriptError: the script ended with exit code 1: no disk" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(("path", "said"), [("yy", "no such name"), ("args.yy", "args has no .yy")])
 def test_a_wrong_name_stops_a_named_host_at_its_first_step(here, capfd, path, said):
     """It would fail with every seed, and after the training of the host."""

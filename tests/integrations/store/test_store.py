@@ -769,6 +769,9 @@ def test_a_part_of_a_grid_says_its_place_in_the_whole_and_the_time_left(tmp_path
     lines.clear()
     store.run_grid(constant, cells, tmp_path, before=2, total=7, progress=lines.append)
     assert lines == []  # the caller, which knows the whole, says it once
+    store.run_grid(constant, [CELL | {"seed": seed} for seed in (2, 3)], tmp_path, progress=lines.append, after=40)
+    minutes = [int(re.search(r", about (\d+) min left$", line)[1]) for line in lines]
+    assert minutes[0] > minutes[1] > 300  # other grids follow the last of these runs
 
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch):
