@@ -6,8 +6,6 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import counterpoint as cp
-from counterpoint.checks import is_number
-from counterpoint.objectives.infonce import first_temperature
 
 from .grids import Grids, changed, numbers
 
@@ -27,6 +25,9 @@ def with_value(spec: str, name: str, value: float) -> str:
 
 def at_temperature(spec: str, own: str, factor: float = 1) -> str | None:
     """Return a treatment at a multiple of the temperature to try first; None if that of ``own`` is not a number."""
+    from counterpoint.checks import is_number
+    from counterpoint.objectives.infonce import first_temperature
+
     objective = cp.objective(spec, f"infonce:t={UNTYPED}")
     name, t = map(cp.objective(own).to_dict().get, ("name", "temperature"))
     if f"t={UNTYPED}" not in str(objective) or not is_number(t):

@@ -55,7 +55,10 @@ def here(tmp_path, monkeypatch):
         ("logits --objective host hcl --set-seed R R -- train.py", "--metric: two are named 'test'"),
         ("logits --objective host hcl R -- train.py", "how does the script get its seed? Expected one way, got 0"),
         ("logits --objective host hcl --set-seed R -- train.py {seed}", "Expected one way, got 2"),
-        ("logits --objective host hcl --baseline dcl --set-seed R -- train.py", "not among the objectives"),
+        (
+            "logits --objective host hcl --baseline dcl --set-seed R -- train.py",
+            "expected one of the objectives: host, hcl",
+        ),
         ("logits --objective host hcl --jobs 2 --set-seed R -- train.py", "write to {out}, the folder of each run"),
         ("logits --objective host hcl --link data --set-seed R -- train.py", "has no effect without --copy"),
         ("logits --objective host hcl --copy --link data --set-seed R -- train.py", "expected a file or folder"),
