@@ -325,6 +325,8 @@ def tuned(
         near = {"temperature": tuple(float(f"{float(t[1]) * factor:.4g}") for factor in FACTORS)} if t else {}
         if found := grids_of(start, PAPERS | near, typed, strict=False):
             grids[spec] = found
+    if typed and not grids and len(specs) > 1:
+        raise ValueError(f"--grid: no row has a number {' or '.join(map(repr, typed))} to tune: {', '.join(starts)}.")
     total, count = len(grids) * settings.tune * settings.tune_seeds, 0
 
     def measure(specs: list[str]) -> Scores:

@@ -227,11 +227,7 @@ class Race(Comparison):
 
 
 def proposals(told: Sequence[str]) -> list[str]:
-    """Return the treatments to race, by evidence: duplicates, ids, HCL, a margin.
-
-    Args:
-        told: what treatments may be told of, such as ``ids=batch["doc"]``.
-    """
+    """Return the treatments to race, by evidence; ``told`` are of the script's data, such as ``ids=batch["doc"]``."""
     return [*(f"{HOST}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{HOST}; margin=-0.1"]
 
 
