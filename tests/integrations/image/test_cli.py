@@ -151,5 +151,5 @@ def test_studies_choose_on_validation_images_and_compare_paired_seeds(tmp_path, 
     gaps = [b - a for a, b in zip(first["values"], other["values"], strict=True)]
     assert other["vs_first"]["difference"] == pytest.approx(sum(gaps) / 2)
     assert f"| SimCLR | {result['summary']['SimCLR']['linear']['mean']:.1f} ± " in said
-    assert f" | {first['mean']:.1f} ± {first['sd']:.1f} | " in said
+    assert f" | {first['mean']:.1f} ± {first['sd']:.1f} |" in said
     assert "linear 88.95 (ArCL, Table 2)" in said
