@@ -183,7 +183,7 @@ class Comparison:
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
         part["after"] = self.left / share
         runs, _ = flags.run_cells(run_script, cells, given, self.command, failed=True, **part)
-        typed = [spec.partition(";")[2].strip() for spec in self.settings.objective if spec != HOST]
+        typed = [spec.partition(";")[2].strip() for spec in self.settings.objective if ";" in spec]
         for run in runs:
             text, (_, unreached, reason) = run.arguments["objective"], str(run.record.get("error")).partition(UNREACHED)
             if unreached and text.partition(";")[2].strip() in typed:  # a race has others, too, which it proposed
