@@ -3,7 +3,8 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module, metadata
@@ -12,6 +13,7 @@ from inspect import ismodule
 from itertools import chain
 from pathlib import Path
 from pkgutil import iter_modules
+from types import NoneType
 from typing import Any, TypeVar
 
 Init = TypeVar("Init")
@@ -41,7 +43,8 @@ ELSEWHERE = {
     "contrastive": ("infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),
 }
 
-
+WHERE = "__qualname__"  # among the names of a function: which one it is
+_STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 COMMANDS = ("advise", "compare", "inject", "race", "train", "tune")  # of the command line; none is a function
 # the class of each built-in objective, by its name in specs; a test compares it with the registry
 OBJECTIVES = {
@@ -69,8 +72,36 @@ def nearest(name: str, known: Iterable[str], most: int = 0) -> str:
 
 
 def of_data(names: Mapping[str, Any]) -> list[str]:
-    """Return the names of values that may be data: not of modules, functions and classes."""
-    return [name for name, value in names.items() if name[:1] != "_" and not callable(value) and not ismodule(value)]
+    """Return the names of values that may be data, or have it: not of modules, functions, classes and numbers."""
+    public = {name: value for name, value in names.items() if name[:1] != "_" and not ismodule(value)}
+    return [name for name, x in public.items() if not callable(x) and not isinstance(x, (int, float, str, NoneType))]
+
+
+def at_path(path: str, names: Mapping[str, Any], what: str = "ids") -> Any:
+    """Look up a path; a name that leads nowhere in a function may be that of other data in a caller."""
+    first, *steps = _STEP.finditer(path)
+    wrong = ""
+    for scope in (scope for scope in getattr(names, "maps", [names]) if first[1] in scope):
+        value, step = scope[first[1]], first
+        try:
+            for step in steps:
+                name, number, key = step.groups()
+                value = getattr(value, name) if name else value[int(number) if number else key]
+        except Exception as error:
+            why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else error
+            at = f", in {scope[WHERE]}, nor in its callers" if WHERE in scope else ""
+            wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}"
+        else:
+            return value
+    if wrong:
+        raise ValueError(f"{what}={path}: {wrong}")
+    known, last, ending = of_data(names), re.findall(r"\w+", path)[-1], list[str]()
+    for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
+        with suppress(Exception):  # whatever the script's own classes raise
+            ending += [other] * isinstance(at_path(other, names), Sized)
+    hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else nearest(first[1], known, 8)
+    hint += " `counterpoint inject auto` lists the paths that fit."
+    raise ValueError(f"{what}={path}: no such name here or in the callers.{hint}")
 
 
 def no_script(path: Path) -> str:

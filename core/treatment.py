@@ -30,7 +30,7 @@ from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, p
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
-from .names import check_known, nearest, of_data
+from .names import at_path, check_known
 from .objective import Objective, Wrapper, as_objective
 from .vectors import widen
 
@@ -41,7 +41,6 @@ TOLD = ("duplicates", "ids", "labels", "guide", "log_q", "index")
 RULES = ("margin", "threshold")
 OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
-_STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 
 
 class Treatment(Wrapper):
@@ -107,7 +106,7 @@ class Treatment(Wrapper):
 
     def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values at the paths, given the names of a function."""
-        values = {name: _at(path, names, name) for name, path in self.paths.items()}
+        values = {name: at_path(path, names, name) for name, path in self.paths.items()}
         for name in (name for name, value in values.items() if value is None):
             raise ValueError(f"{name}={self.told[name]}: it is None: the script has no such data here.")
         return values
@@ -432,19 +431,3 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
         else:
             options[name] = value or True
     return Treatment(as_objective(head, like), false_negatives=rules or None, **options)
-
-
-def _at(path: str, names: Mapping[str, Any], what: str) -> Any:
-    """Look up a path."""
-    first, *steps = _STEP.finditer(path)
-    if first[1] not in names:
-        raise ValueError(f"{what}={path}: no such name here or in the callers.{nearest(first[1], of_data(names), 8)}")
-    value = names[first[1]]
-    for step in steps:
-        name, number, key = step.groups()
-        try:
-            value = getattr(value, name) if name else value[int(number) if number else key]
-        except Exception as error:
-            why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else error
-            raise ValueError(f"{what}={path}: {path[: step.start()]} has no {step[0]}: {why}") from None
-    return value

@@ -1,6 +1,5 @@
 """The seam in the gradient of embeddings: the arguments of a loss, or the output of an encoder."""
 
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.names import WHERE
 from counterpoint.objective import Objective
 from counterpoint.treatment import Treatment
 from counterpoint.vectors import widen
@@ -62,7 +62,7 @@ class Embeddings(Replaced):
         self._arguments, self._learning = [*arguments], at
         if not at or not torch.is_grad_enabled():
             return self._arguments
-        self.told = self.seam.told(lambda: ChainMap(dict(self.names), names_at(next(frames()))))
+        self.told = self.seam.told(lambda: names_at(next(frames())).new_child({**self.names, WHERE: self.where}))
         if self.seam.own_guide is not None:
             try:
                 self._guides = self.seam.own_guide(arguments)

@@ -211,8 +211,11 @@ class Seam:
         return self._objectives[id(criterion)]
 
     def told(self, names: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Look up the paths of a treatment among the ``names`` of the function that computes the loss."""
-        if self.uses_own_loss or not (treatment := self._treatment).paths:
+        """Look up the paths of a treatment among the ``names`` of the function that computes the loss.
+
+        While the host's own loss still trains, too: a path that leads nowhere is an error in the first step.
+        """
+        if self.spec == OWN_LOSS or not (treatment := self._treatment).paths:
             return {}
         try:
             return treatment.look_up(names())

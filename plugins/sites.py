@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import counterpoint
-from counterpoint.names import nearest
+from counterpoint.names import WHERE, nearest
 
 from .host import SeamError
 
@@ -87,8 +87,9 @@ def names_at(frame: FrameType | None) -> ChainMap[str, Any]:
     """Return the names that the function at ``frame`` has, and, behind these, those of its callers in the script."""
     scopes: list[dict[str, Any]] = []
     while frame is not None:
-        hidden = is_own(frame) or is_of_torch(frame.f_code.co_filename)
-        scopes += [] if hidden else [frame.f_locals, frame.f_globals]
+        hidden = is_own(frame) or is_of_torch(file := frame.f_code.co_filename) or "runpy" in file
+        here = f"{frame.f_code.co_name} ({place(frame)})"
+        scopes += [] if hidden else [{**frame.f_locals, WHERE: here}, frame.f_globals]
         frame = frame.f_back
     return ChainMap(*scopes)
 

@@ -23,6 +23,7 @@ import counterpoint as cp
 from counterpoint.names import closest
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
+from counterpoint.plugins.finder.words import CLASSES
 from counterpoint.plugins.launch import Script
 
 from .. import flags, report, store
@@ -286,8 +287,14 @@ def find_loss(
             raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{closest(first, names)}")
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
-    told = [f"{one['kind']}={one['path']}" for one in data.get("told", ()) if one["distinct"] < one["length"]]
-    return host, [*flags[:at], *flags[at + 2 :]], data.get("own") or "infonce:t=host", told
+    own, told = data.get("own") or "infonce:t=host", list[str]()
+    print_line(f"found {', '.join(loss['site'] for loss in data['losses'] if loss.get('command')) or host}: {own}")
+    for one in (one for one in data.get("told", ()) if one["distinct"] < one["length"]):
+        if one.get("classes"):
+            print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")
+        else:
+            told.append(f"{one['kind']}={one['path']}")
+    return host, [*flags[:at], *flags[at + 2 :]], own, told
 
 
 def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
@@ -296,8 +303,12 @@ def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
         words = [word.replace("{seed}", "0").replace("{out}", out) for word in script]
         found = Path(out, "found.json")
         command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
-        subprocess.run([*command, *words], stdout=sys.stderr)
-        findings = json.loads(found.read_bytes()) if found.exists() else {}
+        print_line("watching the first steps of the script for its loss")
+        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        done = subprocess.run([*command, *words], text=True, errors="replace", **streams)
+        findings = json.loads(found.read_bytes()) if found.exists() and found.stat().st_size else {}
+    if done.returncode:
+        print(done.stdout, end="", file=sys.stderr)
     return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 

@@ -1,6 +1,7 @@
 """Data in the script's frames that a treatment could use: ids, texts, and rows of tokens."""
 
-from collections import ChainMap, UserDict
+import re
+from collections import UserDict
 from collections.abc import Collection, Iterator
 from itertools import islice
 from types import FrameType, ModuleType
@@ -9,12 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.names import at_path
 from counterpoint.treatment import PATH
 
 from ..sites import is_installed, is_own, names_at
 from .frames import function_name, parameters
 from .records import Finding
 from .watch import Sink
+
+_CLASSES = re.compile(r"(y|label|target|class|category)(e?s|_?ids?)?")
+FEW = 10  # times as many samples as values: probably classes
 
 
 def tell(sink: Sink, finding: Finding) -> None:
@@ -33,14 +38,14 @@ def tell(sink: Sink, finding: Finding) -> None:
         lengths = {len(passed[replace["arguments"][0]]) // int(replace["as"].get("cat", 1))}
     elif product:
         frame = None if "," in product else finding["_products"][0].frames[0]
-    names = names_at(frame) if local is None else ChainMap(local, names_at(frame.f_back))
+    names = names_at(frame) if local is None else names_at(frame.f_back).new_child(local)
     finding["names"], found, seen = [*names], finding["told"], {id(sink.labels)}
     while frame is not None:
         if not is_own(frame) and (not is_installed(frame.f_code.co_filename) or _package(frame) == of_loss):
             for name, value in [(k, v) for k, v in (local or frame.f_locals).items() if not isinstance(v, ModuleType)]:
-                for step, x in (("", value), *_inside(value)) if names.get(name) is value else ():
-                    path, about = name + step, _about(x, lengths) if id(x) not in seen else None
-                    if about and PATH.fullmatch(path):
+                for step, x in (("", value), *_inside(value)):
+                    path, about = name + step, _about(name + step, x, lengths) if id(x) not in seen else None
+                    if about and PATH.fullmatch(path) and at_path(path, names) is x:
                         seen.add(id(x))
                         found[path] = about
         frame, local = frame.f_back, None
@@ -69,7 +74,7 @@ def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
-def _about(x: Any, lengths: Collection[int]) -> dict[str, Any] | None:
+def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None:
     if isinstance(x, Tensor) and (x.dim() == 0 or x.layout != torch.strided):
         return None
     if not isinstance(x, (Tensor, list, tuple)) or len(x) not in lengths:
@@ -81,4 +86,5 @@ def _about(x: Any, lengths: Collection[int]) -> dict[str, Any] | None:
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
-    return {"kind": kind, "length": len(x), "distinct": distinct} if distinct > 1 else None
+    classes = bool(_CLASSES.fullmatch(re.findall(r"\w+", path)[-1])) or (kind == "ids" and distinct * FEW <= len(x))
+    return {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes} if distinct > 1 else None

@@ -120,6 +120,50 @@ def test_paths_that_lead_nowhere(train, path, why):
     assert len(said) < 1000
 
 
+GRAPHS = """
+import torch, torch.nn.functional as F
+from types import SimpleNamespace
+net = torch.nn.Linear(20, 8)
+
+
+def loss(a, b):
+    return F.cross_entropy(a @ b.T / 0.1, torch.arange(8))
+
+
+for _ in range(3):
+    b = SimpleNamespace(x=torch.randn(8, 20), y=torch.arange(8) % 2, doc=torch.arange(8) % 5)
+    loss(*(F.normalize(net(b.x + torch.randn(8, 20)), dim=1) for _ in range(2))).backward()
+"""
+
+
+def test_a_parameter_does_not_hide_the_data_of_a_caller(train):
+    code, said = train(AT_FUNCTION, "", "infonce:t=0.1; labels=b.y", GRAPHS)
+    assert (code, "trained in 3 of them" in said) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("b.z", "b has no .z: 'Tensor' object has no attribute 'z', in toy.py:loss, nor in its callers"),
+        ("y", "no such name here or in the callers. Did you mean b.y?"),
+        ("data.y", "no such name here or in the callers. Did you mean b.y?"),
+        ("graphs", "`counterpoint inject auto` lists the paths that fit."),
+    ],
+)
+def test_a_wrong_path_is_an_error_in_the_first_step(train, path, why):
+    """Not once the steps that compare the losses are over."""
+    code, said = train([*AT_FUNCTION, "--verify", "2"], "", f"infonce:t=0.1; labels={path}", GRAPHS)
+    assert (code, why in said) == (2, True), said
+
+
+def test_auto_says_which_of_its_offers_are_class_labels(train):
+    code, said = train(["auto"], "", "host", GRAPHS)
+    assert code == 0, said
+    classes = "8 values, 2 distinct: probably class labels; with them, training is supervised"
+    assert f'"host; ids=b.y", {classes}' in said
+    assert '"host; ids=b.doc", 8 values, 5 distinct\n' in said
+
+
 def _gathered(rank, file):
     distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     rows = torch.eye(4)[[0, 1]] if rank == 0 else torch.eye(4)[[2, 0]]  # the first and the last of all are one
