@@ -76,6 +76,7 @@ def require_tensor(value: object, what: str) -> Tensor:
     if not isinstance(value, Tensor):
         texts = isinstance(value, (list, tuple)) and any(isinstance(item, str) for item in value)
         hint = ": number its texts, those of the whole data set, {text: i for i, text in enumerate(texts)}" * texts
+        hint = hint or f": torch.tensor({what})" * isinstance(value, (list, tuple))
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}{hint}.")
     if hasattr(value, "device_mesh"):
         raise TypeError(f"{what}: expected a plain tensor, got a DTensor: call to_local(), or full_tensor().")

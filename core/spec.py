@@ -16,7 +16,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SPACES = re.compile(r"\s*")
-_OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)")
+_OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)\b(?!\s*=)")
 _LIST = re.compile(r"\s*\w+\s*(,)")
 _DECIMAL = re.compile(r"(?:[=+]|^)\s*-?\d+(,)\d")
 _TOLD = re.compile(r",\s*((?:duplicates|ids|labels|guide|log_q|index)\b[^,;]*)")
@@ -188,7 +188,9 @@ class _Parser:
         wraps = "objective" in cls._defaults()
         if self.next == "(":
             if not wraps:
-                raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon")
+                inside = re.match(r"\(\s*(\w+\s*=[^()]*)\)", self.text[self.at :])
+                hint = f", {name}:{inside[1].strip()}" if inside else ""
+                raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon{hint}")
             self.expect("(")
             self.outer.append((name, cls.hyper))
             values["objective"] = self.sum()

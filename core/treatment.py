@@ -418,8 +418,11 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
     rules: list[str] = []
     for item in items:
         name, equals, value = (part.strip() for part in item.partition("="))
-        if equals and name not in (*TOLD, *RULES) and name in getattr(as_objective(head, like), "hyper", ()):
-            raise ValueError(f"treatment: {name} is the objective's, behind a comma: {head.strip()},{name}={value}.")
+        hyper = {} if not equals or name in (*TOLD, *RULES) else getattr(as_objective(head, like), "hyper", {})
+        if name in (*hyper, *(parameter.short for parameter in hyper.values())):
+            mark, sign = ("comma", ",") if ":" in head else ("colon", ":")
+            whole = f"{head.strip()}{sign}{name}={value}"
+            raise ValueError(f"treatment: {name} is the objective's, behind a {mark}: {whole}.")
         check_known("treatment: unknown item", name, (*TOLD, *RULES))
         if not value and (name != "duplicates" or equals):
             example = "-0.1" if name in RULES else f'batch["{name}"]'

@@ -50,8 +50,9 @@ class Parser(argparse.ArgumentParser):
         """End with an error about a word that does not belong here."""
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
+            near = closest(flag.lstrip("-"), [option[2:] for option in known]).replace(" '", " '--")
             long = [option for option in known if option[1:].startswith(word)]  # -o for --objective
-            self.error(f"unknown flag {flag}.{f' Did you mean {long[0]!r}?' if long else closest(flag, known)}")
+            self.error(f"unknown flag {flag}.{f' Did you mean {long[0]!r}?' if long else near}")
         if word.endswith(".py") and "--site" in known:  # flags of commands that run a script
             self.error(f"unexpected {word!r}. A script and its own arguments stand behind --: -- {word} ...")
         data = [name for name in DATA if name in known]

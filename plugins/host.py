@@ -296,28 +296,29 @@ class Host:
 
     def check(self, loss_fn: Objective | str) -> Objective:
         """Return the objective, or raise a :class:`SeamError` that names the tensors it needs and this host lacks."""
-        loss_fn = as_objective(loss_fn, like="infonce")
+        typed, loss_fn = loss_fn, as_objective(loss_fn, like="infonce")
         if "indexed" in loss_fn.needs and "index" not in getattr(loss_fn, "told", ()):
-            raise SeamError(f'{self.name}: {loss_fn} needs the positions of samples: add "; index=PATH"')
+            raise SeamError(f'{self.name}: {typed} needs the positions of samples: add "; index=PATH"')
         if loss_fn.needs - {"indexed"} and self.inputs:
             needs = " and ".join(sorted(loss_fn.needs))
-            raise SeamError(f"{self.name}: {loss_fn} needs {needs} views, but {self.inputs}")
+            raise SeamError(f"{self.name}: {typed} needs {needs} views, but {self.inputs}")
         if self.max_views == 1 and getattr(loss_fn, "own_guide", None):
             raise SeamError(
-                f"{loss_fn}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
-                "embedded their rows. sentence_transformers.ContrastiveLoss and hosts with a seam at embeddings can"
+                f"{typed}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
+                "embedded their rows. Put the loss into a function, loss(a, b), and let `counterpoint inject auto` say "
+                "how to replace it there; or use sentence_transformers.ContrastiveLoss"
             )
         if self.max_views is None:
             return loss_fn
         multi = [part for part in loss_fn.modules() if isinstance(part, ArCL)]
         if multi and self.max_views == 1:
-            raise SeamError(f"{self.name}: {loss_fn} compares several views, but {self.views}")
+            raise SeamError(f"{self.name}: {typed} compares several views, but {self.views}")
         if (loss_fn.views or 2) > 2:
-            raise SeamError(f"{self.name}: {loss_fn} asks for {loss_fn.views} views, but {self.views}")
+            raise SeamError(f"{self.name}: {typed} asks for {loss_fn.views} views, but {self.views}")
         if any(part.views is None for part in multi):
             # with one pair of views, the worst pair and the mean over pairs are that pair: nothing is left of ArCL
             raise SeamError(
-                f"{self.name}: {loss_fn} compares several views, but {self.views}. For two views, add views=2."
+                f"{self.name}: {typed} compares several views, but {self.views}. For two views, add views=2."
             )
         return loss_fn
 

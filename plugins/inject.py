@@ -139,7 +139,7 @@ def command(args: argparse.Namespace) -> int:
                 raise
         if not seam.calls:
             raise UnreachedError(
-                f"the host has trained with its own loss, if at all: the seam was never reached ({host.seam}). "
+                f"nothing was replaced: the script never reached the seam ({host.seam}). "
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
         seam.raise_if_half()
@@ -153,7 +153,7 @@ def command(args: argparse.Namespace) -> int:
             excluded = [each["excluded"] for each in seam.counts()]
             about["excluded"] = max(excluded) if excluded and all(x >= 0 for x in excluded) else None  # NaN: unknown
             counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))
-        if not seam.quiet:
+        if not seam.quiet and (seam.calls > 1 or seam.seen or not failed):  # else the error says all
             print(summary(host, seam, failed), file=sys.stderr)
     return 0
 
@@ -223,7 +223,7 @@ def check(args: argparse.Namespace, host: Host) -> None:
 
 def summary(host: Host, seam: Seam, failed: bool = False) -> str:
     """Describe a run that has ended, in its last call if it has failed: calls, differences, and other places."""
-    text = f"counterpoint: {host.name}: the loss was reached {seam.calls} times"
+    text = f"counterpoint: {host.name}: the loss was reached {seam.calls} time{'s' * (seam.calls != 1)}"
     replaced = seam.calls > 0 and not seam.uses_own_loss
     if replaced:
         text += f"; {seam.spec!r} trained in {max(seam.calls - seam.verify - failed, 0)} of them"

@@ -172,7 +172,8 @@ class Scales:
                 "--scale out, and what is measured is taken"
             )
         origin = "learned" if finding["learned"] else "constant"
-        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {len(findings)} calls"
+        calls = f"{len(findings)} call{'s' * (len(findings) > 1)}"
+        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {calls}"
 
 
 def as_number(option: str, signed: bool = False) -> float | None:

@@ -100,7 +100,7 @@ class SogCLR(Objective, name="sogclr"):
     def _slots(self, scores: Scores) -> Tensor:
         """Return the places of the anchors in a buffer."""
         if scores.index is None:
-            raise ValueError(f"{self}: needs embeddings, and index=, the samples' positions in the data set.")
+            raise ValueError(f"{self}: pass index=, the samples' positions in the data set, beside embeddings.")
         index, view = scores.index.unbind(1)
         view = view if self.average == "view" else torch.zeros_like(view)
         if checks.wanted(index) and not bool(((index >= 0) & (index < self.size) & (view < 2)).all()):

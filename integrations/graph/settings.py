@@ -29,7 +29,8 @@ KNOWN = (
 
 def check_dataset(name: str) -> None:
     """Raise ``ValueError`` unless this can be the name of a data set."""
-    if not name or Path(name).name != name:
+    other_case = name not in KNOWN and name.lower() in map(str.lower, KNOWN)
+    if not name or Path(name).name != name or other_case:
         raise ValueError(f"dataset: {name!r} is not the name of a data set.{nearest(name, KNOWN)}")
 
 

@@ -242,7 +242,9 @@ def _form_words(loss: Finding) -> str:
     extra += [settings] * (name in ("hcl", "dcl", "adnce"))
     if loss.get("reduction", "mean") != "mean":
         extra.append(f"reduction {loss['reduction']}")
-    if loss.get("masked"):
+    if loss.get("self_similarity") and round(loss["masked"] * loss["logits"][-1], 6) == 1:
+        extra.append("each sample's own entry is left out (NT-Xent)")
+    elif loss.get("masked"):
         extra.append(f"{loss['masked']:.0%} of the entries are left out")
     if loss.get("ignored"):
         extra.append(f"{loss['ignored']} rows are ignored")

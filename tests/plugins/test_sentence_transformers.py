@@ -375,7 +375,7 @@ def test_every_objective_trains(model, tmp_path, spec):
                 kind(model, spec)
         return
     if "sogclr" in spec:
-        with pytest.raises(ValueError, match="needs embeddings, and index="):
+        with pytest.raises(ValueError, match="pass index=, the samples' positions"):
             trainer(model, ContrastiveLoss(model, spec), tmp_path).train()
         return
     run = trainer(model, ContrastiveLoss(model, spec), tmp_path)

@@ -102,7 +102,7 @@ def test_other_ids_are_one_clear_error(train, ids, why):
     code, said = train(AT_LOGITS, ids)
     assert (code, why in said) == (2, True), said
     assert "no cross entropy was called" not in said
-    assert "trained in 0 of them" in said or "was reached 0 times" in said
+    assert "the loss was reached" not in said  # nothing stands behind the error
 
 
 @pytest.mark.parametrize(

@@ -174,8 +174,8 @@ def test_samples_that_a_batch_has_twice_keep_the_mean():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda f, z: f(*z), "needs embeddings, and index="),
-        (lambda f, z: f.from_logits(z[0] @ z[1].T), "needs embeddings, and index="),
+        (lambda f, z: f(*z), "pass index=, the samples' positions"),
+        (lambda f, z: f.from_logits(z[0] @ z[1].T), "pass index=, the samples' positions"),
         (lambda f, z: f(*z, index=torch.arange(4) + 5), "from 0 to size - 1 = 7 of at most two .*, got 5 to 8 of 2"),
         (lambda f, z: f(*z, index=torch.arange(4) - 1), "got -1 to 2 of 2"),
         (lambda f, z: f(*z, z[0], index=torch.arange(4)), "of more: average=sample.*got 0 to 3 of 3"),
