@@ -119,8 +119,12 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings()], indent=1))
         return 0
+    lacking = []
     for finding in findings():
+        lacking += [finding.name] * (finding.about == "extra" and finding.state == "missing")
         print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)
         if finding.fix:
             print(f"{'':36}-> {finding.fix}", flush=True)
+    if len(lacking) > 1:
+        print(f"all of these extras: {install(','.join(lacking))}")
     return 0

@@ -164,6 +164,17 @@ def test_auto_says_which_of_its_offers_are_class_labels(train):
     assert '"host; ids=b.doc", 8 values, 5 distinct\n' in said
 
 
+def test_auto_says_that_the_entries_that_are_left_out_are_the_diagonal(train):
+    loss = """z = F.normalize(torch.cat([a, b]), dim=1)
+    e = torch.exp(z @ z.T / 0.2)
+    return -torch.log(torch.cat([e.diagonal(8), e.diagonal(-8)]) / (e.sum(1) - e.diagonal())).mean()"""
+    code, said = train(
+        ["auto"], "", "host", GRAPHS.replace("return F.cross_entropy(a @ b.T / 0.1, torch.arange(8))", loss)
+    )
+    assert code == 0, said
+    assert "InfoNCE, each sample's own entry is left out (NT-Xent), all samples of a batch with each other" in said
+
+
 def _gathered(rank, file):
     distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     rows = torch.eye(4)[[0, 1]] if rank == 0 else torch.eye(4)[[2, 0]]  # the first and the last of all are one

@@ -88,6 +88,16 @@ def test_people_read_lines_with_what_to_do(capsys, packages):
     assert lines[row + 1].strip() == f"-> {install('plots')}"
 
 
+def test_one_command_installs_all_extras_that_are_missing(capsys, packages):
+    packages |= {"matplotlib": None, "tensorboard": None}
+    missing = [
+        name for (about, name), one in looked(capsys)[1].items() if about == "extra" and one["state"] == "missing"
+    ]
+    assert {"plots", "track"} <= {*missing}
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"all of these extras: {install(','.join(missing))}"
+
+
 def test_a_renderer_is_tried_for_real(capsys):
     pytest.importorskip("dm_control")
     found = looked(capsys)[1]
