@@ -9,11 +9,10 @@ from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from inspect import ismodule
 from itertools import chain
 from pathlib import Path
 from pkgutil import iter_modules
-from types import NoneType
+from types import ModuleType, NoneType
 from typing import Any, TypeVar
 
 Init = TypeVar("Init")
@@ -44,7 +43,7 @@ ELSEWHERE = {
 }
 
 WHERE = "__qualname__"  # among the names of a function: which one it is
-_STEP = re.compile(r"\.?([A-Za-z]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
+_STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 COMMANDS = ("advise", "compare", "inject", "race", "train", "tune")  # of the command line; none is a function
 # the class of each built-in objective, by its name in specs; a test compares it with the registry
 OBJECTIVES = {
@@ -72,14 +71,8 @@ def nearest(name: str, known: Iterable[str], most: int = 0) -> str:
     return f"{closest(name, known)} Known: {', '.join(known)}."
 
 
-def of_data(names: Mapping[str, Any]) -> list[str]:
-    """Return the names of values that may be data, or have it: not of modules, functions, classes and numbers."""
-    public = {name: value for name, value in names.items() if name[:1] != "_" and not ismodule(value)}
-    return [name for name, x in public.items() if not callable(x) and not isinstance(x, (int, float, str, NoneType))]
-
-
-def at_path(path: str, names: Mapping[str, Any], what: str = "ids") -> Any:
-    """Look up a path; a name that leads nowhere in a function may be that of other data in a caller."""
+def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Exception] = ValueError) -> Any:
+    """Look up a path, ``shown`` in errors; a name that leads nowhere in a function may be other data in a caller."""
     first, *steps = _STEP.finditer(path)
     wrong = ""
     for scope in (scope for scope in getattr(names, "maps", [names]) if first[1] in scope):
@@ -88,21 +81,22 @@ def at_path(path: str, names: Mapping[str, Any], what: str = "ids") -> Any:
             for step in steps:
                 name, number, key = step.groups()
                 value = getattr(value, name) if name else value[int(number) if number else key]
-        except Exception as error:
-            why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else error
+        except Exception as failure:
+            why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else failure
             at = f", in {scope[WHERE]}, nor in its callers" if WHERE in scope else ""
             wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}"
         else:
             return value
-    if wrong:
-        raise ValueError(f"{what}={path}: {wrong}")
-    known, last, ending = of_data(names), re.findall(r"\w+", path)[-1], list[str]()
-    for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
-        with suppress(Exception):  # whatever the script's own classes raise
-            ending += [other] * isinstance(at_path(other, names), Sized)
-    hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else nearest(first[1], known, 8)
-    hint += " `counterpoint inject auto` lists the paths that fit."
-    raise ValueError(f"{what}={path}: no such name here or in the callers.{hint}")
+    if not wrong:
+        no_data = int, float, str, NoneType, ModuleType
+        known = [k for k, x in names.items() if k[:1] != "_" and not (callable(x) or isinstance(x, no_data))]
+        last, ending = re.findall(r"\w+", path)[-1], list[str]()
+        for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
+            with suppress(Exception):  # whatever the script's own classes raise
+                ending += [other] * isinstance(at_path(other, names), Sized)
+        hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else nearest(first[1], known, 8)
+        wrong = f"no such name here or in the callers.{hint} `counterpoint inject auto` lists the paths that fit."
+    raise error(f"{shown or path}: {wrong}")
 
 
 def no_script(path: Path) -> str:

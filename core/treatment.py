@@ -106,7 +106,7 @@ class Treatment(Wrapper):
 
     def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values at the paths, given the names of a function."""
-        values = {name: at_path(path, names, name) for name, path in self.paths.items()}
+        values = {name: at_path(path, names, f"{name}={path}") for name, path in self.paths.items()}
         for name in (name for name, value in values.items() if value is None):
             raise ValueError(f"{name}={self.told[name]}: it is None: the script has no such data here.")
         return values
@@ -420,9 +420,8 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
         name, equals, value = (part.strip() for part in item.partition("="))
         hyper = {} if not equals or name in (*TOLD, *RULES) else getattr(as_objective(head, like), "hyper", {})
         if name in (*hyper, *(parameter.short for parameter in hyper.values())):
-            mark, sign = ("comma", ",") if ":" in head else ("colon", ":")
-            whole = f"{head.strip()}{sign}{name}={value}"
-            raise ValueError(f"treatment: {name} is the objective's, behind a {mark}: {whole}.")
+            whole = f"{head.strip()}{',' if ':' in head else ':'}{name}={value}"
+            raise ValueError(f"treatment: {name} is the objective's, as in {whole}.")
         check_known("treatment: unknown item", name, (*TOLD, *RULES))
         if not value and (name != "duplicates" or equals):
             example = "-0.1" if name in RULES else f'batch["{name}"]'

@@ -211,10 +211,7 @@ class Seam:
         return self._objectives[id(criterion)]
 
     def told(self, names: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
-        """Look up the paths of a treatment among the ``names`` of the function that computes the loss.
-
-        While the host's own loss still trains, too: a path that leads nowhere is an error in the first step.
-        """
+        """Look up the paths of a treatment among the ``names`` at the loss; a wrong one fails in the first step."""
         if self.spec == OWN_LOSS or not (treatment := self._treatment).paths:
             return {}
         try:
@@ -305,8 +302,7 @@ class Host:
         if self.max_views == 1 and getattr(loss_fn, "own_guide", None):
             raise SeamError(
                 f"{typed}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
-                "embedded their rows. Put the loss into a function, loss(a, b), and let `counterpoint inject auto` say "
-                "how to replace it there; or use sentence_transformers.ContrastiveLoss"
+                "embedded their rows. Put the loss into a function, loss(a, b), and call `counterpoint inject auto` again"
             )
         if self.max_views is None:
             return loss_fn

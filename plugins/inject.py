@@ -5,7 +5,7 @@
 
 The clone is not edited. Its folder is put first on the path, shims for today's packages are applied where they are
 needed, the seam is installed, and the script runs with its own arguments. At the end you see how many times the seam
-was reached; if never, the host has trained with its own loss, and the exit code is 3.
+was reached; if never, the script trained with its own loss, and the exit code is 3.
 """
 
 from __future__ import annotations

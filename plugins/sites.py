@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import counterpoint
-from counterpoint.names import WHERE, nearest
+from counterpoint.names import WHERE, at_path, nearest
 
 from .host import SeamError
 
@@ -113,15 +113,7 @@ def named(path: str, frame: FrameType) -> Any:
 
     A last attribute that is a method is called.
     """
-    first, *attributes = path.split(".")
-    names = names_at(frame)
-    if first not in names:
-        raise SeamError(f"{path}: no {first!r} at {place(frame)}, nor in its callers")
-    value = names[first]
-    for attribute in attributes:
-        if not hasattr(value, attribute):
-            raise SeamError(f"{path}: {type(value).__name__} has no attribute {attribute!r} at {place(frame)}")
-        value = getattr(value, attribute)
+    value = at_path(path, names_at(frame), error=SeamError)
     return value() if callable(value) and not isinstance(value, Tensor) else value
 
 

@@ -287,14 +287,12 @@ def find_loss(
             raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{closest(first, names)}")
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
-    own, told = data.get("own") or "infonce:t=host", list[str]()
+    own, told = data.get("own") or "infonce:t=host", [x for x in data.get("told", ()) if x["distinct"] < x["length"]]
     print_line(f"found {', '.join(loss['site'] for loss in data['losses'] if loss.get('command')) or host}: {own}")
-    for one in (one for one in data.get("told", ()) if one["distinct"] < one["length"]):
-        if one.get("classes"):
-            print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")
-        else:
-            told.append(f"{one['kind']}={one['path']}")
-    return host, [*flags[:at], *flags[at + 2 :]], own, told
+    for one in (one for one in told if one.get("classes")):
+        print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")
+    offers = [f"{one['kind']}={one['path']}" for one in told if not one.get("classes")]
+    return host, [*flags[:at], *flags[at + 2 :]], own, offers
 
 
 def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
@@ -304,11 +302,10 @@ def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
         found = Path(out, "found.json")
         command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
         print_line("watching the first steps of the script for its loss")
-        streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        done = subprocess.run([*command, *words], text=True, errors="replace", **streams)
+        done = subprocess.run([*command, *words], capture_output=True, text=True, errors="replace")
         findings = json.loads(found.read_bytes()) if found.exists() and found.stat().st_size else {}
     if done.returncode:
-        print(done.stdout, end="", file=sys.stderr)
+        print(done.stdout, done.stderr, sep="", end="", file=sys.stderr)
     return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 

@@ -18,8 +18,7 @@ from .frames import function_name, parameters
 from .records import Finding
 from .watch import Sink
 
-_CLASSES = re.compile(r"(y|label|target|class|category)(e?s|_?ids?)?")
-FEW = 10  # times as many samples as values: probably classes
+CLASSES = re.compile(r"(y|label|target|class|category)(e?s|_?ids?)?")
 
 
 def tell(sink: Sink, finding: Finding) -> None:
@@ -86,5 +85,5 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
-    classes = bool(_CLASSES.fullmatch(re.findall(r"\w+", path)[-1])) or (kind == "ids" and distinct * FEW <= len(x))
+    classes = bool(CLASSES.fullmatch(re.findall(r"\w+", path)[-1])) or (kind == "ids" and 10 * distinct <= len(x))
     return {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes} if distinct > 1 else None

@@ -229,7 +229,7 @@ def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     assert "compare: 6 of 10 runs failed" in done.stderr
     assert done.stderr.count("runs failed") == 1
     assert "the script ended with exit code 5: no data for seed 1" in done.stderr
-    assert "ended with exit code 3: the host has trained with its own loss" in done.stderr
+    assert "ended with exit code 3: nothing was replaced: the script never reached" in done.stderr
     assert "out.txt was written before this run began, so it is not of this run" in done.stderr
     assert "-- train.py, host, seed 1, the end of" in done.stderr
     assert "hcl:t=0.1, seed 2: the loss was reached 4 times, with host 5 times; left out" in done.stderr
