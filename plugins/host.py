@@ -302,7 +302,7 @@ class Host:
         if self.max_views == 1 and getattr(loss_fn, "own_guide", None):
             raise SeamError(
                 f"{typed}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
-                "embedded their rows. Put the loss into a function, loss(a, b), and call `counterpoint inject auto` again"
+                "embedded their rows. Put the loss into a function, loss(a, b), and call `counterpoint inject auto`"
             )
         if self.max_views is None:
             return loss_fn

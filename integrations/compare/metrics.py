@@ -203,15 +203,18 @@ def _tensorboard(metric: Metric, written: Written) -> Values:
 def _text(metric: Metric, written: Written) -> Values:
     """Return the matches in a file, or in the output of the script."""
     if metric.kind == "output":
-        return _numbered(printed(metric, written.log)[: written.most], f"nothing in {written.log} matches")
+        numbers = [line.strip() for line in printed(r"^.*\d.*$", written.log)][-3:]
+        kept = "the run is kept, and the same command with another --metric reads it"
+        none = f"nothing in {written.log} matches; {kept}. Its last numbers: {' | '.join(numbers) or 'none'}"
+        return _numbered(printed(metric.what, written.log)[: written.most], none)
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
 
 
-def printed(metric: Metric, log: Path) -> list[str]:
-    """Return the matches of ``output:REGEX`` in whole lines of a log."""
+def printed(pattern: str, log: Path) -> list[str]:
+    """Return the matches of a regular expression in whole lines of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("counterpoint: "))  # which is not the script's own
-    return re.findall(metric.what, text, re.M)
+    return re.findall(pattern, text, re.M)
 
 
 def _numbered(values: list[str], otherwise: str) -> Values:
