@@ -62,7 +62,7 @@ def test_numbers_are_read(written, text, expected):
         ("csv:log.csv:ac", "no column 'ac'. Did you mean 'acc'?"),
         (
             "output:accuracy: (.+)",
-            r"nothing in .*log.txt matches; the run is kept.* last numbers: acc = 0.25 \| loss: 2.5e-1 \| acc = 0.5 end$",
+            r"nothing in .*the run is kept.* last numbers: acc = 0.25 \| loss: 2.5e-1 \| acc = 0.5 end$",
         ),
     ],
 )
