@@ -74,9 +74,9 @@ def shape(tensor: Tensor) -> str:
 
 def require_tensor(value: object, what: str) -> Tensor:
     if not isinstance(value, Tensor):
-        texts = isinstance(value, (list, tuple)) and any(isinstance(item, str) for item in value)
+        texts = (several := isinstance(value, (list, tuple))) and any(isinstance(item, str) for item in value)
         hint = ": number its texts, those of the whole data set, {text: i for i, text in enumerate(texts)}" * texts
-        hint = hint or f": torch.tensor({what})" * isinstance(value, (list, tuple))
+        hint = hint or (f": torch.tensor({what})" if several else f"; for all, HCL(prior={value})" * (what == "prior"))
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}{hint}.")
     if hasattr(value, "device_mesh"):
         raise TypeError(f"{what}: expected a plain tensor, got a DTensor: call to_local(), or full_tensor().")

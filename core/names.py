@@ -81,12 +81,11 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
             for step in steps:
                 name, number, key = step.groups()
                 value = getattr(value, name) if name else value[int(number) if number else key]
+            return value
         except Exception as failure:
             why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else failure
             at = f", in {scope[WHERE]}, nor in its callers" if WHERE in scope else ""
             wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}"
-        else:
-            return value
     if not wrong:
         no_data = int, float, str, NoneType, ModuleType
         known = [k for k, x in names.items() if k[:1] != "_" and not (callable(x) or isinstance(x, no_data))]

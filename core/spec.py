@@ -188,8 +188,8 @@ class _Parser:
         wraps = "objective" in cls._defaults()
         if self.next == "(":
             if not wraps:
-                inside = re.match(r"\(\s*(\w+\s*=[^()]*)\)", self.text[self.at :])
-                hint = f", {name}:{inside[1].strip()}" if inside else ""
+                inside = self.text[self.at + 1 :].partition(")")[0].strip()
+                hint = f", {name}:{inside}" * ("=" in inside)
                 raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon{hint}")
             self.expect("(")
             self.outer.append((name, cls.hyper))

@@ -104,11 +104,11 @@ class Treatment(Wrapper):
         """``self`` or ``ema`` if the encoder itself is the guide."""
         return guide if (guide := self.told.get("guide")) in OWN_GUIDES else None
 
-    def look_up(self, names: Mapping[str, Any]) -> dict[str, Any]:
+    def look_up(self, names: Mapping[str, Any], error: type[Exception] = ValueError) -> dict[str, Any]:
         """Return the values at the paths, given the names of a function."""
-        values = {name: at_path(path, names, f"{name}={path}") for name, path in self.paths.items()}
+        values = {name: at_path(path, names, f"{name}={path}", error) for name, path in self.paths.items()}
         for name in (name for name, value in values.items() if value is None):
-            raise ValueError(f"{name}={self.told[name]}: it is None: the script has no such data here.")
+            raise error(f"{name}={self.told[name]}: it is None: the script has no such data here.")
         return values
 
     @property

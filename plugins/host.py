@@ -214,10 +214,7 @@ class Seam:
         """Look up the paths of a treatment among the ``names`` at the loss; a wrong one fails in the first step."""
         if self.spec == OWN_LOSS or not (treatment := self._treatment).paths:
             return {}
-        try:
-            return treatment.look_up(names())
-        except ValueError as error:
-            raise SeamError(str(error)) from error
+        return treatment.look_up(names(), SeamError)
 
     def counts(self) -> Iterator[dict[str, float]]:
         """Yield how many keys the treatments have excluded per anchor, and the share of anchors without negatives."""

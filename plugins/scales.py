@@ -172,8 +172,7 @@ class Scales:
                 "--scale out, and what is measured is taken"
             )
         origin = "learned" if finding["learned"] else "constant"
-        calls = f"{len(findings)} call{'s' * (len(findings) > 1)}"
-        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {calls}"
+        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {len(findings)} calls"
 
 
 def as_number(option: str, signed: bool = False) -> float | None:

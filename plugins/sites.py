@@ -88,8 +88,8 @@ def names_at(frame: FrameType | None) -> ChainMap[str, Any]:
     scopes: list[dict[str, Any]] = []
     while frame is not None:
         hidden = is_own(frame) or is_of_torch(file := frame.f_code.co_filename) or "runpy" in file
-        here = f"{frame.f_code.co_name} ({place(frame)})"
-        scopes += [] if hidden else [{**frame.f_locals, WHERE: here}, frame.f_globals]
+        here = {WHERE: f"{frame.f_code.co_name} ({place(frame)})"}
+        scopes += [] if hidden else [{**frame.f_locals, **here}, frame.f_globals]
         frame = frame.f_back
     return ChainMap(*scopes)
 

@@ -247,8 +247,6 @@ class Batch:
             checks.require_finite(view, f"view {i}")
 
     def _prior(self, prior: Tensor) -> Tensor:
-        if checks.is_number(prior):
-            raise TypeError(f"prior: expected a tensor, got {type(prior).__name__}; for all, HCL(prior={prior}).")
         if checks.require_float(prior, "prior").shape != (self.size,):
             raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
         return checks.require_prior(prior)

@@ -125,6 +125,5 @@ def command(options: argparse.Namespace) -> int:
         print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)
         if finding.fix:
             print(f"{'':36}-> {finding.fix}", flush=True)
-    if len(lacking) > 1:
-        print(f"all of these extras: {install(','.join(lacking))}")
+    print(f"all missing extras: {install(','.join(lacking)) if lacking else 'none'}")
     return 0

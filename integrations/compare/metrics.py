@@ -203,9 +203,8 @@ def _tensorboard(metric: Metric, written: Written) -> Values:
 def _text(metric: Metric, written: Written) -> Values:
     """Return the matches in a file, or in the output of the script."""
     if metric.kind == "output":
-        numbers = [line.strip() for line in printed(r"^.*\d.*$", written.log)][-3:]
-        kept = "the run is kept, and the same command with another --metric reads it"
-        none = f"nothing in {written.log} matches; {kept}. Its last numbers: {' | '.join(numbers) or 'none'}"
+        ends = " | ".join(line.strip() for line in printed(r"^.*\d.*$", written.log)[-3:])
+        none = f"nothing in {written.log}, which is kept for another --metric, matches, ending in {ends}"
         return _numbered(printed(metric.what, written.log)[: written.most], none)
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
 

@@ -29,8 +29,7 @@ KNOWN = (
 
 def check_dataset(name: str) -> None:
     """Raise ``ValueError`` unless this can be the name of a data set."""
-    other_case = name not in KNOWN and name.lower() in map(str.lower, KNOWN)
-    if not name or Path(name).name != name or other_case:
+    if not name or Path(name).name != name or name.upper() in {*KNOWN} - {name}:
         raise ValueError(f"dataset: {name!r} is not the name of a data set.{nearest(name, KNOWN)}")
 
 

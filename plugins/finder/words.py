@@ -11,7 +11,6 @@ from ..sites import short
 from .records import Finding, Findings, Replaced
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
-
 CLASSES = ": probably class labels; with them, training is supervised"
 
 

@@ -95,7 +95,7 @@ def test_one_command_installs_all_extras_that_are_missing(capsys, packages):
     ]
     assert {"plots", "track"} <= {*missing}
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"all of these extras: {install(','.join(missing))}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"all missing extras: {install(','.join(missing))}"
 
 
 def test_a_renderer_is_tried_for_real(capsys):
