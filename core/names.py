@@ -88,7 +88,8 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
             wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}"
     if not wrong:
         no_data = int, float, str, NoneType, ModuleType
-        known = [k for k, x in names.items() if k[:1] != "_" and not (callable(x) or isinstance(x, no_data))]
+        known = [k for k, x in names.items() if k[:1] != "_" and not isinstance(x, no_data)]
+        known = [k for k in known if isinstance(names[k], Sized) or not callable(names[k])]  # PyG's batches are both
         last, ending = re.findall(r"\w+", path)[-1], list[str]()
         for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
             with suppress(Exception):  # whatever the script's own classes raise

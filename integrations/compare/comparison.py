@@ -304,8 +304,7 @@ def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
         print_line("watching the first steps of the script for its loss")
         done = subprocess.run([*command, *words], capture_output=True, text=True, errors="replace")
         findings = json.loads(found.read_bytes()) if found.exists() and found.stat().st_size else {}
-    if done.returncode:
-        print(done.stdout, done.stderr, sep="", end="", file=sys.stderr)
+    print((done.stdout + done.stderr) * (done.returncode != 0), end="", file=sys.stderr)
     return {**findings, "commands": [*map(redacted, findings.get("commands", []))]}
 
 

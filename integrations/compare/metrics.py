@@ -203,7 +203,7 @@ def _tensorboard(metric: Metric, written: Written) -> Values:
 def _text(metric: Metric, written: Written) -> Values:
     """Return the matches in a file, or in the output of the script."""
     if metric.kind == "output":
-        ends = " | ".join(line.strip() for line in printed(r"^.*\d.*$", written.log)[-3:])
+        ends = " | ".join(line.strip() for line in printed(r"^(?! ).*\d.*$", written.log)[-3:])
         none = f"nothing in {written.log}, which is kept for another --metric, matches, ending in {ends}"
         return _numbered(printed(metric.what, written.log)[: written.most], none)
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")

@@ -126,12 +126,20 @@ from types import SimpleNamespace
 net = torch.nn.Linear(20, 8)
 
 
+class Batch(SimpleNamespace):  # as PyG's, which can be called
+    def __call__(self):
+        return self
+
+    def __len__(self):
+        return 3
+
+
 def loss(a, b):
     return F.cross_entropy(a @ b.T / 0.1, torch.arange(8))
 
 
 for _ in range(3):
-    b = SimpleNamespace(x=torch.randn(8, 20), y=torch.arange(8) % 2, doc=torch.arange(8) % 5)
+    b = Batch(x=torch.randn(8, 20), y=torch.arange(8) % 2, doc=torch.arange(8) % 5)
     loss(*(F.normalize(net(b.x + torch.randn(8, 20)), dim=1) for _ in range(2))).backward()
 """
 

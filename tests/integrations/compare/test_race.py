@@ -241,12 +241,10 @@ def test_a_temperature_that_is_not_known_is_not_called_tuned(tmp_path, capsys):
     assert "times tuning the temperature" not in said
 
 
-@pytest.mark.parametrize("doc", ["doc", "label"])
-def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch, capsys, doc):
-    """For the temperature of its own loss, and for what treatments may be told of, but for class labels."""
+def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch):
+    """For the temperature of its own loss, and for what treatments may be told of."""
     monkeypatch.chdir(tmp_path)
-    script = (ROOT / "tests" / "support" / "planted_train.py").read_text(encoding="utf-8")
-    Path("train.py").write_text(re.sub(r"\bdoc\b", doc, script), encoding="utf-8")
+    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", "train.py")
     line = next(i for i, text in enumerate(Path("train.py").read_text().splitlines(), 1) if "cross_entropy" in text)
     words = ["logits", *FLAGS, "--site", f"train.py:{line}", "--scale", "20", "--", "train.py", "--steps", "8"]
     arguments = build("race").parse_args(["race", *words])
