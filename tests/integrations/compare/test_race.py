@@ -272,6 +272,21 @@ def test_a_function_whose_loss_auto_does_not_find_has_the_temperature_of_own(tmp
     assert at_temperature("host", raced.own) == "host"
 
 
+@pytest.mark.parametrize("name", ["doc", "label"])
+def test_class_labels_are_not_proposed(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    script = (ROOT / "tests" / "support" / "planted_train.py").read_text(encoding="utf-8")
+    Path("train.py").write_text(re.sub(r"\bdoc\b", name, script), encoding="utf-8")
+    arguments = build("race").parse_args(["race", "auto", *FLAGS, "--", "train.py", "--steps", "8"])
+    arguments.check(arguments)
+    families = race.Race(arguments, commands.seam_words(arguments)).families
+    assert any(family.endswith(f"; ids={name}") for family in families) is (name == "doc")
+    said = capsys.readouterr().err
+    assert re.search(r"^found train.py:\d+: infonce:t=0.05$", said, re.M)
+    assert ("ids=label is not tried unless you name it: probably class labels" in said) is (name == "label")
+    assert "counterpoint inject" not in said  # the report of auto, which this sentence stands for
+
+
 def test_finds_the_length_among_the_scripts_words():
     assert length_of(["train.py", "--steps", "40"], "--steps") == (2, "", 40.0)
     assert length_of(["train.py", "--steps=40"], "--steps") == (1, "--steps=", 40.0)
