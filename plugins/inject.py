@@ -95,7 +95,6 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 
 
 def command(args: argparse.Namespace) -> int:
-    """Run ``counterpoint inject`` and return the exit code."""
     script = _script(args)
     from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run

@@ -108,10 +108,7 @@ class Scores:
         return losses
 
     def anchors_mean(self, x: Tensor, share: Value | None = None) -> Tensor:
-        """Average ``(anchors,)`` values over the anchors of the whole batch, of all processes.
-
-        Anchors without negatives count as zeros; ``share=1.0`` leaves them out.
-        """
+        """Average ``(anchors,)`` values over all processes; with ``share=1.0`` over the anchors that have negatives."""
         factor, share = self.anchor_factor, self.share if share is None else share
         if self.neg.group is not None:
             return self.neg.group.mean(x, factor) * share

@@ -18,7 +18,6 @@ LEGEND = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint advise``."""
     add = parser.add_argument
     data = "a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images"
     add("data", nargs="+", type=Path, help=data)

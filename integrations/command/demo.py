@@ -103,7 +103,6 @@ def _runs(name: str) -> Any:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint demo``."""
     flags.add_arguments(parser, ", ".join(ROWS))
     parser.set_defaults(seeds=5, out=Path("demo"), jobs=min(MOST_JOBS, os.cpu_count() or 1))
     add = parser.add_argument

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint train control``."""
     flags.add_arguments(parser, "infonce:t=1", Settings)
     parser.set_defaults(seed=1)
     tasks = f"tasks of the suite, such as {', '.join(CURL_TASKS)} (cartpole-swingup)"
@@ -56,7 +55,6 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval control``."""
     add = parser.add_argument
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, or their URLs")
     episodes = "deterministic episodes, on center crops (%(default)s)"

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint train graph``."""
     flags.add_arguments(parser, "infonce:t=0.2,denominator=negatives", Settings, PRESETS)
     parser.add_argument("--data", nargs="+", default=["demo"], metavar="NAME", help="TU data sets, or demo (demo)")
     flags.add_root(parser)
@@ -63,7 +62,6 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval graph``."""
     add = parser.add_argument
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
     add("--data", metavar="NAME", help="TU data set to evaluate on (what each run was trained on)")

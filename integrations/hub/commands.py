@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint push``."""
     add = parser.add_argument
     folder = "folder of a finished run of sentences, images or graphs"
     add("run", type=lambda text: flags.store(text, written=False), help=folder)

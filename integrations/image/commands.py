@@ -23,7 +23,6 @@ DEFAULT_PROBES = ["knn", "linear"]
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint train image``."""
     flags.add_arguments(parser, "infonce", Settings, PRESETS)
     parser.add_argument("--data", metavar="DATA", help=f"{', '.join(DATASETS)} or a folder of images (digits)")
     flags.add_root(parser)
@@ -98,7 +97,6 @@ def train_command(arguments: argparse.Namespace) -> int:
 
 
 def eval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval image``."""
     add = parser.add_argument
     add("runs", nargs="+", type=flags.runs, help="folders of runs, at any depth, their URLs, or hf://owner/name")
     add("--data", metavar="DATA", help="data set to evaluate on (what each run was trained on)")

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint train sentence``."""
     flags.add_arguments(parser, "infonce:t=0.05", Settings, PRESETS)
     data = "training data: .txt, .csv, .tsv, .jsonl, .parquet, or owner/name on the hub (required)"
     # a path, as ./x.txt and x.txt are one run
@@ -175,19 +174,16 @@ def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[It
 
 
 def sts_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval sts``."""
     add = _add_model(parser, f"sts/, or SentEval's data, or hub (${ENVIRONMENT}, else hub)", "similarity:gold")
     names, default = f"{', '.join(STS)} (the first eight)", [*SEVEN, "SICKR-all"]
     add("--sets", nargs="+", choices=STS, default=default, metavar="SET", help=names)
 
 
 def sts_command(arguments: argparse.Namespace) -> int:
-    """Print SimCSE's table."""
     return _evaluate(arguments, "sts", sts_text, arguments.sets, data=arguments.root)
 
 
 def transfer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval transfer``."""
     add = _add_model(parser, f"transfer/, or SentEval's data (${ENVIRONMENT})")
     names = f"{', '.join(TRANSFER)} (all)"
     add("--tasks", nargs="+", choices=TRANSFER, default=list(TRANSFER), metavar="TASK", help=names)
@@ -195,23 +191,19 @@ def transfer_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def transfer_command(arguments: argparse.Namespace) -> int:
-    """Print SentEval's table."""
     return _evaluate(arguments, "transfer", transfer_text, arguments.tasks, data=arguments.root, jobs=arguments.jobs)
 
 
 def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval retrieval``."""
     names = f"BEIR folders, names in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
     _add_model(parser, items=retrieval.HEADLINE)("--data", nargs="+", default=[], metavar="DATA", help=names)
 
 
 def retrieval_command(arguments: argparse.Namespace) -> int:
-    """Print the scores of each collection."""
     return _evaluate(arguments, "retrieval", retrieval_text, arguments.data)
 
 
 def mteb_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of ``counterpoint eval mteb``."""
     add = _add_model(parser)
     names = "mteb's names of tasks (Banking77Classification) or benchmarks ('MTEB(eng, v2)')"
     add("--tasks", nargs="+", required=True, metavar="NAME", help=names)
@@ -219,7 +211,6 @@ def mteb_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def mteb_command(arguments: argparse.Namespace) -> int:
-    """Print mteb's score of each task."""
     from .mteb_tasks import find
 
     find(arguments.tasks)  # before the model
