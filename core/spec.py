@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SPACES = re.compile(r"\s*")
 _OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)\b(?!\s*=)")
 _LIST = re.compile(r"\s*\w+\s*(,)")
-_DECIMAL = re.compile(r"(?:[=+]|^)\s*-?\d+(,)\d")
+_DECIMAL = re.compile(r"(?:=|(?<![eE])\+|^)\s*-?\d+(,)\d")
 _TOLD = re.compile(r",\s*((?:duplicates|ids|labels|guide|log_q|index)\b[^,;]*)")
 CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of values.py, which imports torch
 DEPTH = 50

@@ -184,3 +184,9 @@ def test_evaluation_changes_no_state(spec, trained):
     torch.testing.assert_close(evaluated.detach(), in_training_mode)
     for key, value in loss_fn.state_dict().items():
         torch.testing.assert_close(value, before[key], equal_nan=True, rtol=0, atol=0)
+
+
+def test_a_comma_behind_an_exponent_is_not_a_decimal_comma():
+    loss_fn = cp.InfoNCE(cp.Schedule(1.0, 1e16, steps=1))
+    assert "1e+16,1" in str(loss_fn)
+    assert cp.objective(str(loss_fn)) == loss_fn
