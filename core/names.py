@@ -43,7 +43,7 @@ ELSEWHERE = {
 }
 
 WHERE = "__qualname__"  # among the names of a function: which one it is
-_STEP = re.compile(r"\.?([A-Za-z_]\w*)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
+_STEP = re.compile(r"(?:^|\.)(\w+)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 COMMANDS = ("advise", "compare", "inject", "race", "train", "tune")  # of the command line; none is a function
 # the class of each built-in objective, by its name in specs; a test compares it with the registry
 OBJECTIVES = {

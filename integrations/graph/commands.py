@@ -43,7 +43,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every data set, and print the table beside two baselines that need no training."""
     from .. import report
 
-    cells, bare, data = [], [], DOMAIN.module("data")
+    cells, bare = [], []
     for dataset in arguments.data:
         spec = preset(arguments.preset or "graphcl", dataset).objective
         changes = settings(arguments, dataset)
@@ -54,7 +54,7 @@ def train_command(arguments: argparse.Namespace) -> int:
 
     def prepare() -> None:
         for one in bare:  # wrong data is an error before any training
-            data.prepare(one)
+            DOMAIN.module("data").prepare(one)
 
     runs, code = flags.run_cells(DOMAIN.train, cells, arguments, "train graph", prepare=prepare)
     report.show(runs, arguments.json)

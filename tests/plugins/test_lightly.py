@@ -193,7 +193,7 @@ def train(criterion, views: int = 2, steps: int = 3) -> list[float]:
 def test_every_objective_trains(spec, bank):
     criterion = plugin.ContrastiveLoss(spec, memory_bank_size=bank)
     if spec in ATTACKED or "sogclr" in spec or (bank and "matryoshka" in spec):
-        with pytest.raises((ValueError, TypeError), match=r"needs (adversarial views|embeddings, (and index=|which))"):
+        with pytest.raises((ValueError, TypeError), match=r"needs (adversarial views|embeddings, which)|pass index="):
             train(criterion)
         return
     assert len(train(criterion)) == 3

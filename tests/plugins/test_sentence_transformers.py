@@ -523,7 +523,7 @@ def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypa
 def test_a_script_whose_loss_the_host_does_not_have(bert, tmp_path, monkeypatch, capsys):
     script = script_of(bert, "CoSENTLoss(model)", 2).replace("None)", "torch.rand(8).double())")
     found = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", ("--objective", "hcl:t=0.1"))
-    assert (found.code, "was never reached" in found.err) == (3, True)
+    assert (found.code, "never reached" in found.err) == (3, True)
 
 
 @pytest.mark.slow

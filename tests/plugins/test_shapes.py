@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from injected import differences, launch
 
 import counterpoint as cp
-from counterpoint.integrations.compare.race import OWN, at_temperature
+from counterpoint.integrations.search.coordinate import at_temperature
 
 N = 10
 SCRIPT = """
@@ -221,4 +221,4 @@ def test_the_own_loss_of_several_functions_is_all_of_theirs(find):
     """A race must not take the temperature of one for that of both."""
     data = find(SCRIPT.replace("{code}", TWO)).data
     assert data["own"] == "infonce:t=0.125 + infonce:t=0.2"
-    assert at_temperature(OWN, data["own"], 1.5) is None
+    assert at_temperature("host", data["own"], 1.5) is None

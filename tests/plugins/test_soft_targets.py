@@ -211,7 +211,7 @@ def test_auto_prints_no_command_that_is_refused_for_a_learned_scale(find):
         ("hard", 5, "in call 5, the gradient at toy.py:"),  # until the teacher's part of the targets
         ("diagonal", 5, "in call 5, the gradient at toy.py:"),
         ("i2t", 2, "expected a column for each of 5 rows, got (5, 12)"),
-        ("i2t_targets,nowhere", 2, "nowhere: no 'nowhere' at toy.py:"),
+        ("i2t_targets,nowhere", 2, "nowhere: no such name here or in the callers."),
         ("image_m,text_m", 2, "expected a column for each of 5 rows, got (5, 4)"),
         ("i2t_targets,t2i_targets,hard", 2, "expected one, or one for each of 2 --site"),
     ],
