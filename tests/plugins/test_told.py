@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from counterpoint.plugins import inject
+from counterpoint.plugins.sites import names_at
 
 SCRIPT = """
 import torch
@@ -188,3 +189,10 @@ def test_the_nearest_caller_is_taken(tmp_path, monkeypatch, capsys, compiled):
     words = ["logits", "--site", site, "--objective", "hcl:t=0.1; ids=y"]
     code, said = run(words, monkeypatch, capsys)
     assert (code, "left out 1 keys on average" in said) == (0, True), said
+
+
+def test_names_of_a_script_in_a_folder_that_is_named_like_a_module_of_python(tmp_path):
+    file = tmp_path / "runpython" / "train.py"
+    names: dict[str, object] = {"names_at": names_at, "frame": sys._getframe}
+    exec(compile("doc_ids = [1, 2]\nseen = names_at(frame())", str(file), "exec"), names)
+    assert names["seen"]["doc_ids"] == [1, 2]
