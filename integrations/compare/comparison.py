@@ -328,7 +328,7 @@ def tuned(
     starts = {spec: at_temperature(spec, own) or spec for spec in specs if spec.partition(";")[0].strip() != HOST}
     grids = {}
     for spec, start in starts.items():
-        t = re.search(r"\bt=([\d.]+)", start)
+        t = re.search(r"\bt=([\d.]+(?:e-?\d+)?)", start)
         near = {"temperature": tuple(float(f"{float(t[1]) * factor:.4g}") for factor in FACTORS)} if t else {}
         if found := grids_of(start, PAPERS | near, typed, strict=False):
             grids[spec] = found

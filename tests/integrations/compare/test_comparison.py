@@ -252,6 +252,9 @@ def test_tuning_starts_at_the_scripts_temperature_and_names_an_edge(tmp_path):
     wide = Settings(tune=3, tune_seeds=1, tune_metric=settings.tune_metric)
     _, edges = tuned(["infonce"], wide, make, run_cells, own=own)
     assert edges == ["temperature of infonce:t=0.1"]
+    asked.clear()
+    tuned(["infonce:t=5e-2"], wide, make, run_cells, own=own)  # near .05, not near 5
+    assert asked[1:] == ["infonce:t=0.025", "infonce:t=0.1"]
     typo = Settings(tune=3, tune_metric=settings.tune_metric, grid=(("temp", (0.1, 0.2)),))
     with pytest.raises(ValueError, match="--grid: no row has a number 'temp' to tune: infonce, hcl:beta=1; ids=doc"):
         tuned(["host", *specs], typo, make, run_cells, own=own)
