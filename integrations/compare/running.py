@@ -113,7 +113,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
         lines = last_lines(run)
         own = [line for line in lines if line.strip() and not line.startswith(("counterpoint: ", " "))]
         said = (own or lines or ["it printed nothing"])[-1]
-        reason = UNREACHED * (seam["calls"] < 2) + seam["error"] if seam.get("error") else said
+        reason = UNREACHED * (code == 2 and seam["calls"] < 2) + seam["error"] if seam.get("error") else said
         how = f"ended with exit code {code}" if code >= 0 else f"died of signal {-code}"
         raise ScriptError("\n".join([f"the script {how}: {reason}", f"last lines of {path / LOG}:", *lines]))
     os.utime(path / LOG)
