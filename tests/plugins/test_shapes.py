@@ -90,7 +90,7 @@ def symmetric(objective, a, b, _):
 
 
 def test_log_probabilities_that_were_reshaped(check):
-    """Their log_softmax is the site, and the call that takes them is no part that was left alone."""
+    """Their log_softmax is the site; the call that takes its output does not count as a part left alone."""
     found = check(FLATTENED, symmetric, 1 / 8)
     (only,) = found.losses
     assert (only["kind"], only["calls"] / only["steps"]) == ("log_softmax", 2)
@@ -149,7 +149,7 @@ def loss(a, b):
 
 
 def test_views_of_which_one_is_computed_from_the_other(check):
-    """What reaches the first view by way of the second is no gradient of the function with respect to it."""
+    """A gradient that reaches the first view through the second does not count for the first argument."""
 
     def parts(objective, a, b, other):
         fused = other(a + b)
