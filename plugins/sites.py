@@ -6,7 +6,6 @@ import ast
 import fnmatch
 import functools
 import os
-import runpy
 import sys
 from collections import ChainMap
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from counterpoint.names import WHERE, at_path, nearest
 from .host import SeamError
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"  # not torchvision
-_RUNPY = runpy.run_path.__code__.co_filename
 _PYTHON = f"{Path(os.__file__).parent}{os.sep}"
+_RUNPY = ("<frozen runpy>", f"{_PYTHON}runpy.py")  # from Python 3.11 on, and before
 _OWN = tuple(f"{Path(file).parent}{os.sep}" for file in (counterpoint.__file__, __file__))
 
 
@@ -89,7 +88,7 @@ def names_at(frame: FrameType | None) -> ChainMap[str, Any]:
     """Return the names that the function at ``frame`` has, and, behind these, those of its callers in the script."""
     scopes: list[dict[str, Any]] = []
     while frame is not None:
-        hidden = is_own(frame) or is_of_torch(file := frame.f_code.co_filename) or file == _RUNPY
+        hidden = is_own(frame) or is_of_torch(file := frame.f_code.co_filename) or file in _RUNPY
         here = {WHERE: f"{frame.f_code.co_name} ({place(frame)})"}
         scopes += [] if hidden else [{**frame.f_locals, **here}, frame.f_globals]
         frame = frame.f_back
