@@ -62,7 +62,7 @@ def check_names(text: str) -> None:
 
 def _refuse_list(text: str) -> None:
     if decimal := _DECIMAL.search(text):
-        raise SpecError("unexpected ',': numbers have a decimal point, 0.1", text, decimal.start(1))
+        raise SpecError("unexpected ',': numbers have a decimal point, 0.1, lists [1,2]", text, decimal.start(1))
     if told := _TOLD.search(text):
         hint = f"what a loss is told stands behind a semicolon, {text[: told.start()]}; {told[1]}"
         raise SpecError(f"unexpected ',': {hint}", text, told.start())

@@ -632,6 +632,7 @@ SPECS = [
     ("hcl:t=0^,1", r"unexpected ',': numbers have a decimal point, 0\.1"),
     ("arcl(hcl:t=0^,05):views=4; ids=y", "decimal point"),
     ("infonce + 0^,1*dp", "decimal point"),
+    ("matryoshka(infonce):dims=64^,128", r"0\.1, lists \[1,2\]"),
     ("host^,hcl", r"unexpected ',': separate several objectives by spaces"),
     ("0.1 ^infonce", r"expected '\*', found 'i"),
     ("0.1*^", r"expected an objective's name, found the end"),
