@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..items import Items, Source, read, relative
+from ..store.files import finite
 from ..store.run import Run
 from .statistics import FEWEST, MANY, Verdict, _verdicts
 from .summary import Report, digits, is_check, plural, usual_margin
@@ -59,6 +60,8 @@ class ItemReport:
         if verdict.difference == verdict.sd == 0:
             return f"{row} has the scores of {self.baseline} on every item, which says nothing of the training"
         sizes = with_interval(verdict.difference, verdict.low, verdict.high, digits(self.values.values()))
+        if not verdict.tested:
+            return f"{row} minus {self.baseline} {sizes}, {FEWEST} items or more tell"
         text = f"{row} minus {self.baseline} {sizes} {verdict.kind}, p = {verdict.corrected:.2g}"
         text += f" (by permutation {self.permutation[row]:.2g})" if row in self.permutation and not again else ""
         if verdict.kind == "cannot tell" and not again:
@@ -68,7 +71,7 @@ class ItemReport:
 
     def plain(self) -> dict[str, object]:
         """Return the report as plain JSON."""
-        return {**asdict(self), "reading": [*self.sentences()]}
+        return finite({**asdict(self), "reading": [*self.sentences()]})  # type: ignore[no-any-return]
 
 
 def compare_items(
@@ -206,5 +209,5 @@ def _both(found: Floats, drawn: Floats, count: int) -> tuple[float, float, int]:
     twice = (drawn - drawn.mean(0)).var(1).sum() / (seeds - 1) / seeds  # of one seed on one item
     total = max(of_items + of_seeds - twice, of_items, of_seeds)
     freedom = total**2 / (of_seeds**2 / (seeds - 1) + of_items**2 / (count - 1)) if total else seeds - 1
-    pairs = math.floor(freedom) + 1
+    pairs = max(seeds, math.floor(freedom) + 1)  # less what both count, freedom may end below that of the seeds
     return float(found.mean()), math.sqrt(total * pairs), pairs

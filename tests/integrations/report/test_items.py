@@ -68,6 +68,22 @@ def test_seeds_that_differ_are_no_evidence_for_training_again():
     assert rejected(count=300, seeds=3, of_seeds=1.0, repetitions=400, again=True) < 0.07
 
 
+def test_three_seeds_always_give_an_interval_of_training_again():
+    """What seeds and items both count is taken away, which can leave fewer degrees of freedom than the seeds have."""
+    for repetition in range(40):
+        found = compare_items("", "a", models(np.random.default_rng(repetition), 50, 3, of_seeds=0.3), draws=200)
+        assert found.again["b"].tested
+        assert found.again["b"].low < found.again["b"].difference < found.again["b"].high
+
+
+def test_two_items_have_no_verdict_and_their_json_has_no_nan():
+    rows = {row: {0: Items(("x", "y"), np.array(scores))} for row, scores in {"a": [0.1, 0.2], "b": [0.3, 0.1]}.items()}
+    found = compare_items("", "a", rows)
+    assert not found.these["b"].tested
+    assert "3 items or more tell" in "".join(found.sentences())
+    assert '"p": null' in json.dumps(found.plain(), allow_nan=False)
+
+
 def test_of_means_it_is_the_paired_t_test():
     rows = models(np.random.default_rng(3), 80, 1, 0.3)
     found = compare_items("", "a", rows, seeds=False, draws=20_000)
