@@ -83,6 +83,6 @@ def command(arguments: argparse.Namespace) -> int:
             print(fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
     if any(one["evidence"] for one in advice):
         print("\n" + fill(LEGEND, WIDTH))
-    print(f"\nTry at equal compute, with your own flags and metric:\n\n    {race}")
+    print(f"\nTry at equal compute, with the flags, length and metric of your script:\n\n    {race}")
     print("\nand, with your script's names of ids and guides:\n", *(x for x in proposed if x not in race), sep="\n    ")
     return 0

@@ -170,8 +170,8 @@ def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 
     for name, collection in loaded.items():
         if collection is not None:
             if progress:
-                sizes = f"{len(collection.queries)} queries, {len(collection.documents)} documents"
-                print_line(f"{collection.name}: {sizes}")
+                sizes = f"{len(collection.queries)} queries, {len(collection.documents)} documents with text"
+                print_line(f"{collection.name}: {sizes}; all grades above 0 are relevant alike")
             scores[collection.name] = score(model, collection, **options)
             continue
         only = name.partition(":")[2]
