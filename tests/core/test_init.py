@@ -187,6 +187,10 @@ def test_the_built_in_names_are_those_of_the_registry():
     assert kinds == OBJECTIVES
 
 
+def test_importing_the_objectives_alone_registers_all_of_them():
+    assert fresh("from counterpoint.names import known; print(*known())") == " ".join(OBJECTIVES)
+
+
 @pytest.mark.parametrize(
     ("spec", "position"), [("infonse", 0), ("0.5 * ( arcl(hlc) + dp )", 13), ("arcl(hcl:t=learned(1,0.1,2)) + dq", 31)]
 )
