@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard
 
@@ -207,6 +207,20 @@ def refuse_second_derivative(message: str = NO_DERIVATIVE.format("second derivat
     """Raise in the backward pass of a custom function that is to be differentiated again."""
     if torch.is_grad_enabled():
         raise RuntimeError(message)
+
+
+def leaves_of(x: Tensor, ends: Collection[Any] = ()) -> list[Tensor]:
+    """Return the leaves that ``x`` was computed from, but for those behind the nodes ``ends`` of its graph."""
+    if x.grad_fn is None:
+        return [x] if x.requires_grad else []
+    seen = {x.grad_fn, *ends}
+    pending = [x.grad_fn] if x.grad_fn not in ends else []
+    for node in pending:
+        unseen = {following for following, _ in node.next_functions if following is not None} - seen
+        seen |= unseen
+        pending += unseen
+    variables = (getattr(node, "variable", None) for node in pending)
+    return [variable for variable in variables if variable is not None]
 
 
 def exact(device: torch.device) -> AbstractContextManager[Any]:

@@ -85,7 +85,7 @@ def gradcache(
         checkpoint(encode, *(x[i : i + chunk] if _has_rows(x) else x for x in values), use_reentrant=False)
         for i in range(0, rows, chunk)
     ])  # fmt: skip
-    return _Unchanged.apply(z, *(x for x in values if isinstance(x, Tensor)), *_leaves(z))  # type: ignore[no-any-return]
+    return _Unchanged.apply(z, *(x for x in values if isinstance(x, Tensor)), *checks.leaves_of(z))  # type: ignore[no-any-return]
 
 
 def _has_rows(x: Any) -> bool:
@@ -123,15 +123,3 @@ class _Unchanged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return grad, *(None for _ in ctx.saved_tensors)
-
-
-def _leaves(z: Tensor) -> list[Tensor]:
-    """Return the parameters, and other leaves, that ``z`` was computed from."""
-    pending = [z.grad_fn] if z.grad_fn is not None else []
-    seen = set(pending)
-    for node in pending:
-        unseen = {n for n, _ in node.next_functions if n is not None} - seen
-        seen |= unseen
-        pending += unseen
-    variables = (getattr(node, "variable", None) for node in pending)
-    return [variable for variable in variables if variable is not None]

@@ -57,7 +57,7 @@ class FusedNegatives(TileNegatives):
         functions, _ = self._quadratics(f, per_anchor, "softplus")
         return self._by_kernels(functions, [functions.inside])[0] / self.count
 
-    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+    def reduce(self, accumulator: type[Accumulator], functions: Functions) -> tuple[Tensor, ...]:
         raise self._unsupported()
 
     def _quadratics(self, f: Callable[..., Any], per_anchor: tuple[Tensor, ...], after: str) -> Any:

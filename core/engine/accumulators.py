@@ -30,11 +30,12 @@ class Accumulator:
         state: tensors ``(functions, anchors)``, see :meth:`start`.
 
     ``unit`` is what exponents are multiplied by before they are added, ``averages`` whether sums are divided by
-    ``count``.
+    ``count``, ``initial`` the state before the first tile.
     """
 
     unit: float = 1.0
     averages = False
+    initial: tuple[float, ...] = (0.0,)
 
     def __init__(self, count: Value, state: Sequence[Tensor]) -> None:
         self.count = count
@@ -43,7 +44,7 @@ class Accumulator:
     @classmethod
     def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
         """Return the state before the first tile."""
-        raise NotImplementedError
+        return [like.new_full((functions, anchors), x) for x in cls.initial]
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         """Add the values of function ``k`` in a tile, and overwrite them."""
@@ -85,10 +86,6 @@ class Mean(Accumulator):
     """``mean_j x_j``."""
 
     averages = True
-
-    @classmethod
-    def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
-        return [like.new_zeros(functions, anchors)]
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         for dim, anchors in self._axes(tile):
@@ -215,9 +212,7 @@ class LogSumExp(Accumulator):
 class Max(Accumulator):
     """The largest value; ties share its gradient. Tiles are not mirrored."""
 
-    @classmethod
-    def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
-        return [like.new_full((functions, anchors), -math.inf), like.new_zeros(functions, anchors)]
+    initial = (-math.inf, 0.0)
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         row_max, ties = self.state[0][k], self.state[1][k]

@@ -79,21 +79,17 @@ class Chunk(TileNegatives):
             return len(self.left), len(self.right)
         return HEIGHT, EDGE
 
-    def workspace(self) -> Workspace | None:
+    def buffers(self) -> tuple[Workspace | None, Tensor | None]:
         if not torch.is_grad_enabled():
-            return None
+            return None, None
         if self.calls == len(self.workspaces):
             self.workspaces.append(Workspace(self.left))
         self.calls += 1
-        return self.workspaces[self.calls - 1]
+        return self.workspaces[self.calls - 1], self.d_right
 
-    def once(self) -> tuple[Any, ...]:
-        workspace = self.workspace()
-        return () if workspace is None else (workspace, self.d_right)
-
-    def check_left(self, left: Value) -> None:
+    def check_limits(self, left: Value) -> None:
         if isinstance(left, Tensor) and checks.wanted(left) and bool((left <= 0).any()):
-            super().check_left(self.whole.count)  # the message names rows of the batch
+            super().check_limits(self.whole.count)  # the message names rows of the batch
 
 
 def chunks_of(
@@ -145,8 +141,10 @@ def loss_in_chunks(
         copies += [(x, x, ...) for x in trained]
         copies = [copy for copy in copies if copy[0].requires_grad]
         wanted = [leaf for leaf, _, _ in copies]
-        if total is None and not _depends_on_these_alone(part, wanted):
-            return None
+        if total is None:
+            ends = [leaf.grad_fn for leaf in wanted if leaf.grad_fn is not None]
+            if not {*map(id, checks.leaves_of(part, ends))} <= {*map(id, wanted)}:
+                return None
         total = part.detach() if total is None else total + part.detach()
         # 2. its gradients, added to those of the whole batch
         found = torch.autograd.grad(part, wanted, allow_unused=True, retain_graph=True) if part.requires_grad else ()
@@ -172,22 +170,3 @@ class _Differentiated(checks.Once):
         if gradient.device.type == "cpu" and float(gradient) == 1.0:
             return None, None, *gradients
         return None, None, *(x * gradient for x in gradients)
-
-
-def _depends_on_these_alone(x: Tensor, known: Sequence[Tensor]) -> bool:
-    """Return whether the gradient of ``x`` reaches no leaf but through these tensors, which may have a history."""
-    leaves, ends = set(map(id, known)), {tensor.grad_fn for tensor in known if tensor.grad_fn is not None}
-    if x.grad_fn is None:
-        return not x.requires_grad or id(x) in leaves
-    seen = set(ends)
-    nodes: list[Any] = [x.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if variable is not None and id(variable) not in leaves:
-            return False
-        nodes += [following for following, _ in node.next_functions]
-    return True

@@ -271,22 +271,28 @@ class MatrixNegatives(Negatives):
             self.count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
 
     @staticmethod
-    def of(blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, *once: Any) -> MatrixNegatives:
+    def of(
+        blocks: Sequence[tuple[Tensor, Tensor]],
+        mask: Mask,
+        both: bool = False,
+        workspace: Workspace | None = None,
+        d_right: Tensor | None = None,
+    ) -> MatrixNegatives:
         """Materialize the similarities of embeddings; see :class:`counterpoint.engine.tiles.TileNegatives`.
 
         Args:
             blocks, mask, both: as there.
-            once: further arguments of :class:`Product`, if the similarities are differentiated at most once.
+            workspace, d_right: of :class:`Product`, if the similarities are differentiated at most once.
         """
         matrices, masks = [], []
         for left, right in blocks:
-            matrix = left @ right.T if checks.traced() else Product.apply(left, right, *once)
+            matrix = left @ right.T if checks.traced() else Product.apply(left, right, workspace, d_right)
             matrices += [matrix, matrix.T] if both else [matrix]
             masks += [mask, mask.transposed()] if both else [mask]
         excluded = [mask.of_matrix(matrix) for mask, matrix in zip(masks, matrices, strict=True)]
         skip, drop, weight = (concatenated([parts[i] for parts in excluded]) for i in range(3))
         found = MatrixNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
-        found.workspace = once[0] if once else None
+        found.workspace = workspace
         return found
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> MatrixNegatives:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..values import Value
 from .mask import LOG2E, Tile, Workspace
-from .quadratic import SAFE, Quadratic, is_zero
+from .quadratic import SAFE, Quadratics, is_zero
 
 
 @dataclass(frozen=True)
@@ -32,22 +31,17 @@ class Softplus:
     uniform = True
 
     @staticmethod
-    def of(f: Callable[..., Any], per_anchor: tuple[Tensor, ...], like: Tensor, bound: float) -> Softplus | None:
-        """Trace ``f``; None if it is another function, or if its exponentials may overflow or vanish."""
-        if like.device.type != "cpu":  # where reading a tensor's value synchronizes
+    def of(function: Quadratics, device: torch.device, bound: float) -> Softplus | None:
+        """Return the softplus of a linear function; None of another one, or if exponentials may overflow or vanish."""
+        ((slope, curvature),), ((own, bend),), intercept = function.values, function.slopes, function.inside
+        if device.type != "cpu" or not (is_zero(curvature) and is_zero(bend)):  # reading a tensor would synchronize
             return None
-        try:
-            result = f(Quadratic([0.0, 1.0], [1.0], like.dtype), *per_anchor)
-            intercept, slope, curvature = [*result.value, 0.0, 0.0][:3]
-        except Exception:  # see Quadratics.of
+        if any(isinstance(v, Tensor) and v.numel() > 1 for v in (slope, own, intercept)):
             return None
-        same = isinstance(result, Quadratic) and result.after == "softplus" and is_zero(curvature)
-        if not same or any(isinstance(v, Tensor) and v.numel() > 1 for v in (slope, intercept)):
+        if _number(slope) != _number(own):  # partly detached
             return None
-        if len(result.slope) != 1 or _number(slope) != _number(result.slope[0]):
-            return None  # partly detached
         found = Softplus(slope, intercept)
-        return found if found.scale != 0.0 and abs(found._slope) * bound + abs(found._intercept) <= SAFE else None
+        return found if found.scale != 0.0 and abs(_number(slope)) * bound + abs(_number(intercept)) <= SAFE else None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -61,25 +55,17 @@ class Softplus:
     def for_rows(self, rows: slice) -> Softplus:
         return self
 
-    @cached_property
-    def _slope(self) -> float:
-        return _number(self.slope)
-
-    @cached_property
-    def _intercept(self) -> float:
-        return _number(self.intercept)
-
     @property
     def scale(self) -> float:
-        return self._slope * LOG2E
+        return _number(self.slope) * LOG2E
 
     @property
     def offset(self) -> float:
         """The constant that the product adds to the similarities times ``scale``."""
-        return self._intercept * LOG2E
+        return _number(self.intercept) * LOG2E
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
-        return gradient * self._slope
+        return gradient * _number(self.slope)
 
     def evaluate(self, s: Tensor, tile: Tile, workspace: Workspace) -> Iterator[tuple[int, Tensor]]:
         yield 0, s
@@ -93,7 +79,7 @@ class Softplus:
         """Add the gradients of ``tensors``, given the sums over all pairs of ``dL/ds`` and of ``s dL/ds``."""
         sums = [x for x, v in ((product, self.slope), (total, self.intercept)) if isinstance(v, Tensor)]
         for d, x in zip(d_tensors, sums, strict=True):
-            d += (x / self._slope).reshape(d.shape)
+            d += (x / _number(self.slope)).reshape(d.shape)
 
 
 def _number(x: Value) -> float:

@@ -32,7 +32,6 @@ CACHED = 2**24
 EDGES_CPU, EDGES_THREADS, EDGES = (512, 256), (1024, 512), (4096, 2048)
 
 LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
-_ONES = Traced(torch.ones_like, (), (), (), 1.0, 1, False)
 
 
 class Block(NamedTuple):
@@ -93,7 +92,6 @@ class TileNegatives(Negatives):
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None
-        self.d_right: Tensor | None = None
         self._bound = bound
         self._reduced = False
         self._matrix: MatrixNegatives | None = None
@@ -134,13 +132,9 @@ class TileNegatives(Negatives):
             edge = min(edge, math.ceil(len(left) / 2))  # a single tile would compute every pair twice
         return edge, edge
 
-    def workspace(self) -> Workspace | None:
-        """Return buffers to store all tiles of the next reduction in; None to store those that pay."""
-        return None
-
-    def once(self) -> tuple[Any, ...]:
-        """Return further arguments of :class:`counterpoint.engine.matrix.Product`, for a matrix used once."""
-        return ()
+    def buffers(self) -> tuple[Workspace | None, Tensor | None]:
+        """Return ``workspace`` and ``d_right`` of the next :class:`TilePass`, or product, if it has none of its own."""
+        return None, None
 
     @property
     def count(self) -> Value:
@@ -152,7 +146,7 @@ class TileNegatives(Negatives):
         elif self._count is None:
             self._count = 1.0  # so that the mean below is the sum
             with torch.no_grad():
-                self._count = self.reduce(Mean, _ONES, True)[0]
+                self._count = self.reduce(Mean, _of_one(torch.ones_like))[0]
         return self._count
 
     @count.setter
@@ -168,22 +162,19 @@ class TileNegatives(Negatives):
         kept._reduced, kept._matrix, kept._count = False, None, None
         return kept
 
-    def _check_limits(self, left: Value) -> None:
-        if self.mask.limits is not None and not self.optional:
-            self.check_left(left)
-
-    def check_left(self, left: Value) -> None:
+    def check_limits(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
-        self.valid: Value = self.valid * checks.require_negatives(left, LIMITED)
+        if self.mask.limits is not None and not self.optional:
+            self.valid: Value = self.valid * checks.require_negatives(left, LIMITED)
 
     def dense(self) -> MatrixNegatives:
         """Return the same negatives as a matrix."""
-        matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both, *self.once()), self.mask.limits
+        matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both, *self.buffers()), self.mask.limits
         if limits is not None:
             guide = None if self.guide is None else MatrixNegatives.of(self.guide.pairs, Mask(), self.both)
             exempt = 0 if limits.exempt is None else len(self.pairs[0][1]) - limits.exempt
             matrix = matrix.excluding(limits.most, guide, exempt)
-        self._check_limits(matrix.count)
+        self.check_limits(matrix.count)
         matrix.group, matrix.guide = self.group, self.guide
         if self._count is not None:  # it may have been set
             matrix.count = self._count
@@ -200,65 +191,58 @@ class TileNegatives(Negatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         if guided and self.guide is not None:
-            return self._reduce_traced(
-                LogSumExp, f, per_anchor, lambda m: m.logsumexp(f, *per_anchor, guided=True), True
-            )
+            return self._reduce_traced("logsumexp", f, per_anchor, True)
         f = with_own_guide(f) if guided else f
         quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
         if quadratic is None or quadratic[0].after:
-            return self._reduce_traced(LogSumExp, f, per_anchor, lambda matrix: matrix.logsumexp(f, *per_anchor))
+            return self._reduce_traced("logsumexp", f, per_anchor)
         functions, constants = quadratic
         safe = functions.bounded(self.bound(), SAFE - self.mask.largest_log_weight)
-        return with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions, functions.uniform))
+        return with_constants(constants, self._reduce(SumExp if safe else LogSumExp, functions))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         if guided and self.guide is not None:
-            return self._reduce_traced(Mean, f, per_anchor, lambda m: m.mean(f, *per_anchor, guided=True), True)
+            return self._reduce_traced("mean", f, per_anchor, True)
         f = with_own_guide(f) if guided else f
-        quadratic, softplus = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype), None
-        if quadratic is not None:
-            functions, constants = quadratic
-            if functions.after == "relu":
-                return with_constants(constants, self._reduce(Mean, functions, functions.uniform))
-            if functions.after == "softplus":
-                softplus = Softplus.of(f, per_anchor, self.like, self.bound())
-        if softplus is not None:
-            return self._reduce(MeanSoftplus, softplus, True)[0]
-        return self._reduce_traced(Mean, f, per_anchor, lambda matrix: matrix.mean(f, *per_anchor))
+        functions, _ = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype) or (None, [])
+        if functions is not None and functions.after == "relu":
+            return self._reduce(Mean, functions)[0]
+        if functions is not None and functions.after == "softplus":
+            softplus = Softplus.of(functions, self.like.device, self.bound())
+            if softplus is not None:
+                return self._reduce(MeanSoftplus, softplus)[0]
+        return self._reduce_traced("mean", f, per_anchor)
 
+    # an inner solve starts with the maximum; both must use one matrix, for equal rounding
     def max(self) -> Tensor:
-        return self._reduce_traced(Max, lambda s: s, (), lambda matrix: matrix.max())  # type: ignore[no-any-return]
+        return self.materialized().max() if self.cacheable else self._reduce(Max, _of_one(lambda s: s))[0]
 
     def min(self) -> Tensor:
-        return -self._reduce_traced(Max, lambda s: -s, (), lambda matrix: -matrix.min())  # type: ignore[no-any-return]
+        return self.materialized().min() if self.cacheable else -self._reduce(Max, _of_one(lambda s: -s))[0]
 
     def _reduce_traced(
-        self,
-        accumulator: type[Accumulator],
-        f: Callable[..., Any],
-        per_anchor: tuple[Tensor, ...],
-        of_matrix: Callable[[Negatives], Any],
-        guided: bool = False,
+        self, reduction: str, f: Callable[..., Any], per_anchor: tuple[Tensor, ...], guided: bool = False
     ) -> Any:
-        # the inner solve starts with the maximum; both must use one matrix, for equal rounding
-        if self.cacheable and (self._reduced or accumulator is Max):
-            return of_matrix(self.materialized())
+        """Compute the ``logsumexp`` or the ``mean`` of a function that autograd differentiates."""
+        if self.cacheable and self._reduced:
+            return getattr(self.materialized(), reduction)(f, *per_anchor, guided=guided)
         self._reduced = True
+        accumulator = LogSumExp if reduction == "logsumexp" else Mean
         functions = Traced.of(f, per_anchor, self.like, accumulator.unit, guided)
         if functions is None:  # not a function of a tile alone
-            return of_matrix(self.dense())
-        results = self._reduce(accumulator, functions, functions.uniform and accumulator is not Max)
+            return getattr(self.dense(), reduction)(f, *per_anchor, guided=guided)
+        results = self._reduce(accumulator, functions)
         return results if functions.is_tuple else results[0]
 
-    def _reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
+    def _reduce(self, accumulator: type[Accumulator], functions: Functions) -> tuple[Tensor, ...]:
         count = self.count if accumulator.averages else 1.0  # ahead of the reduction that needs it
-        results = self.reduce(accumulator, functions, uniform)
-        self._check_limits(count if accumulator.averages else results[0].detach() > -math.inf)
+        results = self.reduce(accumulator, functions)
+        self.check_limits(count if accumulator.averages else results[0].detach() > -math.inf)
         return results
 
-    def reduce(self, accumulator: type[Accumulator], functions: Functions, uniform: bool) -> tuple[Tensor, ...]:
-        """Reduce the functions over all tiles, ``(anchors, 1)`` each; ``uniform``: they are the same for all."""
-        parts = []
+    def reduce(self, accumulator: type[Accumulator], functions: Functions) -> tuple[Tensor, ...]:
+        """Reduce the functions over all tiles, ``(anchors, 1)`` each."""
+        parts, uniform = [], functions.uniform and accumulator is not Max
         for rows, left, right, mask, guide in self.blocks(mirrored=uniform):
             same = left is right and not self.both
             own, count = functions.for_rows(rows), rows_of(self.count, rows) if accumulator.averages else 1.0
@@ -268,10 +252,14 @@ class TileNegatives(Negatives):
             if isinstance(own, Traced) and own.guided:
                 own = replace(own, guide=guide)
             mirrored = uniform and (self.both or same)
-            buffers = self.workspace(), self.d_right
-            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), *buffers)
+            tile_pass = TilePass(own, accumulator, mask, count, mirrored, same, self.shape(own), *self.buffers())
             parts.append(ReduceTiles.apply(tile_pass, left, None if same else right, *own.tensors))
         return tuple(map(torch.cat, zip(*parts, strict=True))) if len(parts) > 1 else parts[0]
+
+
+def _of_one(f: Callable[[Tensor], Tensor]) -> Traced:
+    """Return a function of the similarity alone."""
+    return Traced(f, (), (), (), 1.0, 1, False)
 
 
 def with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:

@@ -10,10 +10,18 @@ from torch.nn.functional import softplus
 
 import counterpoint as cp
 from counterpoint.engine.mask import Mask
+from counterpoint.engine.quadratic import Quadratics
 from counterpoint.engine.softplus import Softplus
 from counterpoint.engine.tiles import TileNegatives
 
-LIKE, NAMES = torch.zeros(1), ("anchors", "keys")
+NAMES = ("anchors", "keys")
+
+
+def recognized(f, *per_anchor):
+    """The softplus of a function of four anchors' similarities, which are at most one."""
+    functions, _ = Quadratics.of(f, per_anchor, 4, torch.float32) or (None, [])
+    is_softplus = functions is not None and functions.after == "softplus"
+    return Softplus.of(functions, torch.device("cpu"), 1.0) if is_softplus else None
 
 
 def steep(s):
@@ -21,11 +29,11 @@ def steep(s):
 
 
 def test_recognizes_a_softplus_of_a_linear_function():
-    found = Softplus.of(steep, (), LIKE, 1.0)
+    found = recognized(steep)
     assert found is not None
     assert (found.slope, found.intercept) == (3.0, -2.0)
     scale, bias = torch.tensor(3.0, requires_grad=True), torch.tensor(-2.0, requires_grad=True)
-    learned = Softplus.of(lambda s: softplus(s * scale + bias, threshold=40), (), LIKE, 1.0)
+    learned = recognized(lambda s: softplus(s * scale + bias, threshold=40))
     assert learned is not None
     assert [x.item() for x in learned.tensors] == [3.0, -2.0]
 
@@ -45,12 +53,12 @@ def test_recognizes_a_softplus_of_a_linear_function():
     ],
 )
 def test_leaves_other_functions_to_autograd(name, f):
-    assert Softplus.of(f, (), LIKE, 1.0) is None
+    assert recognized(f) is None
 
 
 def test_leaves_functions_that_differ_between_anchors_to_autograd():
     f = lambda s, m: softplus(s - m, threshold=40)  # noqa: E731
-    assert Softplus.of(f, (torch.zeros(4, 1),), LIKE, 1.0) is None
+    assert recognized(f, torch.zeros(4, 1)) is None
 
 
 def reduced(closed: bool, monkeypatch, mask: Mask, same: bool, both: bool) -> list[torch.Tensor]:
