@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from .vectors import widen
 
 Tally = tuple[Tensor, Tensor, Tensor]
 """Anchors, excluded keys, and anchors that are left without negatives."""
+
+Told = tuple[tuple[Any, ...], dict[str, Any], Tally | None]
+"""The arguments of the objective's call, and counts if anything is told."""
 
 TOLD = ("duplicates", "ids", "labels", "guide", "log_q", "index")
 RULES = ("margin", "threshold")
@@ -129,9 +132,9 @@ class Treatment(Wrapper):
             ids, duplicates: ``(anchors,)`` and ``(keys,)``, or rows and texts.
             guide: its similarities, of the shapes of ``pos`` and ``neg``.
         """
-        mask, tally, options = self._allowed(pos, neg, mask, options)
+        args, options, tally = self._allowed(pos, neg, mask, **options)
         self._count(tally)
-        return self.objective.from_scores(pos, neg, mask, **options)
+        return self.objective.from_scores(*args, **options)
 
     def from_pairings(self, scores: Any, *args: Any, **options: Any) -> Tensor:
         if not (isinstance(scores, partial) and scores.func is scores_of):
@@ -139,30 +142,17 @@ class Treatment(Wrapper):
         self._count_embeddings(scores.args[0], scores(self.objective.terms()[0][1].pairing))
         return self.objective.from_pairings(scores, *args, **options)
 
-    def from_logits(
-        self,
-        logits: Tensor,
-        labels: Tensor | None = None,
-        *,
-        scale: float | Tensor = 1.0,
-        bias: float | Tensor = 0.0,
-        ignore_index: int = -100,
-        empty: Literal["error", "warn", "zero"] = "error",
-        reduction: Reduction = "mean",
-        **known: Any,
-    ) -> Tensor:
+    def from_logits(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of logits; ``ids``, ``classes``, ``guide`` and ``duplicates`` are those of anchors or keys.
 
         Args:
-            logits, labels, scale, bias, ignore_index, empty, reduction: see :meth:`Objective.from_logits`.
-            known: what :attr:`paths` ask for; class labels are ``classes``. A guide is a matrix like the logits, or
-                embeddings of the keys.
+            logits, labels: see :meth:`Objective.from_logits`.
+            options: as there, and those that :attr:`paths` ask for; class labels are ``classes``. A guide is a matrix
+                like the logits, or embeddings of the keys.
         """
-        logits, labels, tally = self._masked(logits, labels, scale, bias, ignore_index, known)
+        args, options, tally = self._masked(logits, labels, **options)
         self._count(tally)
-        options: dict[str, Any] = {"scale": scale, "bias": bias, "ignore_index": ignore_index, "reduction": reduction}
-        options |= self._of_objective(known)
-        return self.objective.from_logits(logits, labels, empty="zero" if self.told or self.rules else empty, **options)
+        return self.objective.from_logits(*args, **options)
 
     def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
         """Report as the objective does, of the negatives that are left.
@@ -173,17 +163,9 @@ class Treatment(Wrapper):
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)
         elif call == "from_scores":
-            pos, neg, *masks = *args, *([options.pop("mask")] if "mask" in options else [])
-            mask, tally, options = self._allowed(pos, neg, masks[0] if masks else None, options)
-            args = pos, neg, mask
+            args, options, tally = self._allowed(*args, **options)
         elif call == "from_logits":
-            names = ("ids", "classes", "guide", "duplicates", "log_q", "targets")
-            known: dict[str, Any] = {name: options.pop(name) for name in names if name in options}
-            logits, *labels = *args, *([options.pop("labels")] if "labels" in options else [])
-            scale, bias = options.get("scale", 1.0), options.get("bias", 0.0)
-            ignored, first = options.get("ignore_index", -100), labels[0] if labels else None
-            *args, tally = self._masked(logits, first, scale, bias, ignored, known)  # type: ignore[assignment]
-            options |= {"empty": "zero", **self._of_objective(known)} if tally is not None else {}
+            args, options, tally = self._masked(*args, **options)
         found = self.objective.report(*args, call=call, **options)
         if tally is not None:
             anchors, excluded, empty = map(float, tally)
@@ -219,44 +201,39 @@ class Treatment(Wrapper):
             options["ids"] = merged_of_all(numbers, group)
         return options
 
-    def _masked(
-        self,
-        logits: Tensor,
-        labels: Tensor | None,
-        scale: float | Tensor,
-        bias: float | Tensor,
-        ignore_index: int,
-        known: dict[str, Any],
-    ) -> tuple[Tensor, Tensor | None, Tally | None]:
-        """Mask the keys that are not negatives; return the labels, several positives per row if classes are told."""
+    def _masked(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Told:
+        """Mask the keys that are not negatives; labels become several positives per row if classes are told."""
+        known = {name: options.pop("classes" if name == "labels" else name, None) for name in (*TOLD, "targets")}
         for name, value in self.told.items():
-            if value is not True and known.get({"labels": "classes"}.get(name, name)) is None:
+            if value is not True and known[name] is None:
                 raise self._missing(name)
-        if labels is None and known.get("targets") is not None:
-            labels = columns_of(known["targets"], ignore_index)
-        if not (self.told or self.rules):
-            return logits, labels, None
-        with torch.no_grad():
-            out = logits <= MASKED  # in the precision of the logits, where -1e4 may be -9984
-            s = (widen(logits.detach()) - bias) / scale
-            positive = positives_of(s, labels, ignore_index) & ~out
-            columns = positive.long().argmax(-1)
-            drop = self._same(s, out, columns, positive.any(-1), known, logits.dtype)
-            if "labels" in self.told:
-                labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
-            judge = s if known.get("guide") is None else guided(known["guide"], s, columns).expand_as(s)
-            known["guide"] = judge
-            left, tally = self._left(~(out | positive), drop, judge, judge, positive)
-        return logits.masked_fill(~(left | out | positive), -torch.inf), labels, tally
+        guides = uses_guide(self.objective) and ("guide" in self.told or known["targets"] is None)
+        ignored, tally = options.get("ignore_index", -100), None
+        if labels is None and known["targets"] is not None:
+            labels = columns_of(known["targets"], ignored)
+        if self.told or self.rules:
+            options["empty"] = "zero"
+            with torch.no_grad():
+                out = logits <= MASKED  # in the precision of the logits, where -1e4 may be -9984
+                s = (widen(logits.detach()) - options.get("bias", 0.0)) / options.get("scale", 1.0)
+                positive = positives_of(s, labels, ignored) & ~out
+                drop = self._same(s, out, positive, known, logits.dtype)
+                judge = (
+                    s if known["guide"] is None else guided(known["guide"], s, positive.long().argmax(-1)).expand_as(s)
+                )
+                if "labels" in self.told:
+                    labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
+                known["guide"] = judge
+                left, tally = self._left(~(out | positive), drop, judge, judge, positive)
+            logits = logits.masked_fill(~(left | out | positive), -torch.inf)
+        options |= {name: known[name] for name in ("log_q", "targets", *(["guide"] * guides))}
+        return (logits, labels), options, tally
 
-    def _allowed(
-        self, pos: Tensor, neg: Any, mask: Tensor | None, options: dict[str, Any]
-    ) -> tuple[Tensor | None, Tally | None, dict[str, Any]]:
-        """Return which scores are of negatives, and the options of the objective."""
-        options = dict(options)
+    def _allowed(self, pos: Tensor, neg: Any, mask: Tensor | None = None, **options: Any) -> Told:
+        """Mask the scores that are not of negatives."""
         known: dict[str, Any] = {name: options.pop(name, None) for name in self.told}
         if not (self.told or self.rules):
-            return mask, None, options
+            return (pos, neg, mask), options, None
         if not isinstance(neg, Tensor):
             raise TypeError(f"{self}: neg: expected a matrix of scores, got {type(neg).__name__}.")
         if "labels" in self.told:
@@ -279,7 +256,8 @@ class Treatment(Wrapper):
             before = torch.ones_like(drop) if mask is None else mask
             of_positives = score_columns(judges[0], "guide[0]", len(p))
             left, tally = self._left(before, drop, judges[1], of_positives, options.get("pos_mask"))
-        return left, tally, options | ({"guide": known["guide"]} if uses_guide(self.objective) else {})
+        options |= {"guide": known["guide"]} if uses_guide(self.objective) else {}
+        return (pos, neg, left), options, tally
 
     def _left(
         self, keys: Tensor, drop: Tensor, judge: Tensor, pos: Tensor, pos_mask: Tensor | None
@@ -308,46 +286,31 @@ class Treatment(Wrapper):
             return TypeError(f"{self}: pass guide=; this loss does not know its encoder.")
         return TypeError(f"{self}: pass {name}=; only `counterpoint inject` looks up {self.told[name]}.")
 
-    def _of_objective(self, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that the objective takes at logits: weights, soft targets, and a guide of these."""
-        guides = uses_guide(self.objective) and ("guide" in self.told or known.get("targets") is None)
-        return {name: known.get(name) for name in ("log_q", "targets", *(["guide"] * guides))}
-
     def _named(self, name: str) -> str:
         return f"treatment: {name}={self.told[name]}".removesuffix("=True")
 
-    def _same(
-        self, s: Tensor, out: Tensor, columns: Tensor, counted: Tensor, known: Mapping[str, Any], dtype: torch.dtype
-    ) -> Tensor:
+    def _same(self, s: Tensor, out: Tensor, positive: Tensor, known: Mapping[str, Any], dtype: torch.dtype) -> Tensor:
         """Return which keys are the same as an anchor's positive, by all that is told of anchors that have one."""
         if s.dim() > 2:
             if len(s) == 2 and s.shape[-1] == s.shape[-2] and torch.equal(s[0], s[1].mT):  # both ways of the same pairs
-                return self._same(s[0], out[0], columns[0], counted[0], known, dtype).expand_as(out).clone()
-            parts = zip(s, out, columns, counted, strict=True)
+                return self._same(s[0], out[0], positive[0], known, dtype).expand_as(out).clone()
+            parts = zip(s, out, positive, strict=True)
             return torch.stack([self._same(*each, known, dtype) for each in parts])
-        names = (name for name in self.told if name not in ("guide", "log_q", "index"))
-        numbers = [self._of_keys(name, s, out, columns, counted, known, dtype) for name in names]
-        if not numbers:
+        names = [name for name in self.told if name not in ("guide", "log_q", "index")]
+        if not names:
             return torch.zeros_like(out)
-        number = reduce(merged, numbers)
+        columns, counted = positive.long().argmax(-1), positive.any(-1)
+        number = reduce(merged, (self._of_keys(name, known[name], s, out, columns, counted, dtype) for name in names))
         return number[columns].unsqueeze(-1) == number
 
     def _of_keys(
-        self,
-        name: str,
-        s: Tensor,
-        out: Tensor,
-        columns: Tensor,
-        counted: Tensor,
-        known: Mapping[str, Any],
-        dtype: torch.dtype,
+        self, name: str, values: Any, s: Tensor, out: Tensor, columns: Tensor, counted: Tensor, dtype: torch.dtype
     ) -> Tensor:
         """Return a number for each key, the same for those that ``name`` says are the same."""
         anchors, keys = s.shape
         own = columns[counted]
         if len(own) > 1 and bool((own == own[0]).all()):
             raise ValueError(f"{self._named(name)}: these logits do not say which keys anchors have in common.")
-        values = known.get({"labels": "classes"}.get(name, name))
         if values is None:
             fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
             number = numbered(torch.where(out, fill, s).mT, False, dtype)
