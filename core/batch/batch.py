@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -43,7 +42,6 @@ class Batch:
         engine, edge: how to reduce the negatives, one of :data:`ENGINES`, and the edge of tiles, None to choose.
         group: the processes that share the batch, if several do.
         offset, total: position of this process's samples in the batch of all processes, and its size.
-        longest: length of the longest row of a view that is not normalized, if known.
         scores: the scores of each pairing computed so far, see :func:`counterpoint.batch.pairings.scores_of`.
     """
 
@@ -68,7 +66,6 @@ class Batch:
     group: ProcessGroup | None = None
     of_documents: ProcessGroup | None = None
     offset: int = 0
-    longest: float = math.inf
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
@@ -237,12 +234,7 @@ class Batch:
         return EPS_HALF if z.dtype == torch.float16 else EPS
 
     def check_finite(self) -> None:
-        """Raise if a view contains NaN or infinity; where values are read, find the :attr:`longest` row."""
-        if checks.wanted(self.raw[0]):
-            norms = [float(torch.linalg.vector_norm(view.detach(), dim=-1).amax()) for view in self.raw]
-            if all(map(math.isfinite, norms)):
-                self.longest = max(norms)
-                return
+        """Raise if a view contains NaN or infinity."""
         for i, view in enumerate(self.raw, 1):
             checks.require_finite(view, f"view {i}")
 

@@ -87,7 +87,7 @@ def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
     anchors, *others = batch.views
     keys = batch.stack(others)
     own = own_columns(batch.size * (1 + both), keys.shape[0], batch.size, batch.device)
-    return PairNegatives(anchors, keys, own, batch.bound or batch.longest**2, both)
+    return PairNegatives(anchors, keys, own, batch.bound, both)
 
 
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:
@@ -155,7 +155,11 @@ def masked_negatives(
     batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
 ) -> Negatives:
     """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, without those that ``mask`` excludes."""
-    engine = chosen_engine(batch, blocks, both)
+    engine = batch.engine
+    if engine == "auto":
+        pairs = sum(left.shape[0] * right.shape[0] for left, right in blocks) * (1 + both)
+        separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
+        engine = fastest_engine(batch.device, pairs, separate, both)
     if optional and engine == "chunks":
         if batch.engine == "chunks":
             raise ValueError("engine='chunks': several directions= are reduced one by one; use 'tiles' or 'auto'.")
@@ -174,21 +178,10 @@ def masked_negatives(
     return neg
 
 
-def chosen_engine(batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], both: bool) -> str:
-    """Return the engine of these blocks: the batch's own or, for ``auto``, the fastest."""
-    if batch.engine != "auto":
-        return batch.engine
-    pairs = sum(left.shape[0] * right.shape[0] for left, right in blocks) * (1 + both)
-    separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
-    return fastest_engine(batch.device, pairs, separate, both)
-
-
 def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:
-    """Return the engine of a batch for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
+    """Return the engine of so many pairs for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
 
     Args:
-        device: where the embeddings are.
-        pairs: number of pairs of an anchor and a key.
         separate: whether the keys are other embeddings than the anchors, which have a gradient.
         both: whether the keys are anchors too, after the others.
     """

@@ -25,23 +25,26 @@ class LogSumExpOfPairs(torch.autograd.Function):
         left, right: ``(n, width)`` and ``(N, width)``.
         own: ``(n, P)`` columns of each row's positives; with ``both`` ``(2 n, 1)``, of which the halves are equal.
         multiple: the number.
-        safe: whether exponents are so small that sums of exponentials neither overflow nor vanish.
-        both: also of the columns, whose results follow those of the rows; only where it is safe.
+        bound: of the absolute similarities, if known; sums of small exponentials neither overflow nor vanish.
+        both: also of the columns, whose results follow those of the rows; only where the bound says that it is safe.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, left: Tensor, right: Tensor, own: Tensor, multiple: float, safe: bool, both: bool
+        ctx: Any, left: Tensor, right: Tensor, own: Tensor, multiple: float, bound: float | None, both: bool
     ) -> tuple[Tensor, Tensor]:
         own = own[: left.shape[0]] if both else own
-        s = left.mm(right.t())
-        pos = s.gather(1, own)
-        w = s.mul_(multiple)
+        w = left.mm(right.t())
+        pos = w.gather(1, own)
+        w.mul_(multiple)
+        safe = (float(w.amax()) if bound is None else bound * abs(multiple)) <= SAFE
         if safe:
             w.exp_().scatter_(1, own, 0.0)
             total = torch.cat([w.sum(1), w.sum(0)]).unsqueeze(1) if both else w.sum(1, keepdim=True)
             lse = total.log()
-        else:
+            if bound is None and not float(lse.amin()) >= -SAFE:  # a row of exponentials has vanished
+                safe, w = False, left.mm(right.t()).mul_(multiple)
+        if not safe:
             top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
             total = w.sub_(top).exp_().sum(1, keepdim=True)
             lse = total.log().add_(top)
@@ -77,7 +80,7 @@ class PairNegatives(MatrixNegatives):
         both: the keys are anchors too, after the others, with the anchors as their keys; ``own`` has rows for both.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float, both: bool = False) -> None:
+    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float | None, both: bool = False) -> None:
         self.left, self.right, self.own, self.bound, self.both = left, right, own, bound, both
         self.skip, self.drop, self.log_weight, self.workspace, self._buffers = own, None, None, None, 0
         self.count = float(right.shape[0] - own.shape[1])
@@ -98,9 +101,11 @@ class PairNegatives(MatrixNegatives):
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         known = self.__dict__.keys() & {"scores", "pos"}
         if not (known or per_anchor or guided) and torch.is_grad_enabled() == self._differentiated:
-            multiple = multiple_of(f)
-            safe = multiple is not None and self.bound * abs(multiple) <= SAFE
-            if multiple is not None and (safe or not self.both):
-                lse, self.pos = LogSumExpOfPairs.apply(self.left, self.right, self.own, multiple, safe, self.both)
+            multiple, bound = multiple_of(f), self.bound
+            if bound is None and self.both:
+                norms = [torch.linalg.vector_norm(x.detach(), dim=1) for x in (self.left, self.right)]
+                bound = float(norms[0].amax() * norms[1].amax())
+            if multiple is not None and (not self.both or (bound or 0.0) * abs(multiple) <= SAFE):
+                lse, self.pos = LogSumExpOfPairs.apply(self.left, self.right, self.own, multiple, bound, self.both)
                 return lse
         return super().logsumexp(f, *per_anchor, guided=guided)

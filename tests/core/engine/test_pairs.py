@@ -47,6 +47,16 @@ def test_a_batch(number, t, normalize):
     assert_same_gradients(loss, by_hand(z, t, normalize), z)
 
 
+@pytest.mark.parametrize("shift", [900.0, -900.0, 90.0, -90.0], ids="{:g}".format)
+def test_exponentials_that_overflow_or_vanish(shift):
+    """All inner products, or those of one anchor alone, which no bound of the others tells."""
+    for rows in (slice(None), slice(2, 3)):
+        z = [torch.cat([x.detach(), torch.zeros(7, 1, dtype=x.dtype)], 1) for x in views()]
+        z[0][rows, 5], z[1][:, 5] = shift, 1.0
+        z = [x.requires_grad_() for x in z]
+        assert_same_gradients(cp.InfoNCE(1.0)(*z, normalize=False, **OPTIONS), by_hand(z, 1.0, False), z)
+
+
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize(("t", "fused"), [(0.5, True), (0.001, False)])
 def test_both_directions(t, fused, normalize):
