@@ -308,6 +308,10 @@ class Wrapper(Objective):
         self.objective = as_objective(values["objective"])
 
     @property
+    def views(self) -> int | None:
+        return self.objective.views
+
+    @property
     def needs(self) -> frozenset[str]:
         return self.objective.needs
 

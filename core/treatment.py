@@ -114,10 +114,6 @@ class Treatment(Wrapper):
             raise error(f"{name}={self.told[name]}: it is None: the script has no such data here.")
         return values
 
-    @property
-    def views(self) -> int | None:
-        return self.objective.views
-
     def forward(self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:
         """Compute the loss of embeddings; ``duplicates=`` takes rows or texts, one per sample."""
         options = self._options(views, gather, options)

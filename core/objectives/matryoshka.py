@@ -54,10 +54,6 @@ class Matryoshka(Wrapper, name="matryoshka"):
     def pairing(self) -> str:  # type: ignore[override]
         return self.objective.terms()[0][1].pairing
 
-    @property
-    def views(self) -> int | None:
-        return self.objective.views
-
     def losses(self, scores: Scores) -> Tensor:
         raise TypeError(f"{self}: needs embeddings, which scores, logits and other wrappers do not have.")
 

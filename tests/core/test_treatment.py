@@ -333,3 +333,14 @@ def test_soft_targets_see_the_guide_at_logits_and_scores(rule):
     torch.testing.assert_close(found, expected)
     report = loss_fn.report(s / 0.3, call="from_logits", guide=g, scale=1 / 0.3)
     assert report["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_report_of_logits_knows_weights_and_targets_without_anything_told():
+    logits, log_q = torch.randn(4, 6, generator=torch.Generator().manual_seed(1)), torch.arange(6.0).neg()
+    targets = logits.softmax(1) + torch.eye(4, 6)
+    for known in ({"log_q": log_q}, {"targets": targets}):
+        loss = cp.Treatment("infonce:t=1").from_logits(logits, **known)
+        assert cp.Treatment("infonce:t=1").report(logits, call="from_logits", **known)["loss"] == pytest.approx(
+            loss.item()
+        )
+        assert loss == cp.InfoNCE(1.0).from_logits(logits, **known)
