@@ -29,14 +29,6 @@ def unit(z: Tensor, eps: float = EPS) -> Tensor:
     return z * inverse_norms(z)
 
 
-def unit_(z: Tensor, eps: float = EPS) -> Tensor:
-    """As :func:`unit`, in place; returns the factors of the gradient, one over the lengths."""
-    largest = largest_entry(z)
-    scale = inverse_norms(z.div_(largest))
-    z.mul_(scale)
-    return scale / largest.clamp(min=eps)
-
-
 def are_ordinary(norms: Tensor, eps: float) -> bool:
     """Return whether all norms are known to be exact, and to have finite gradients."""
     if not checks.wanted(norms):
@@ -79,7 +71,10 @@ class UnitViews(torch.autograd.Function):
         else:
             for i, view in enumerate(views, 1):
                 checks.require_finite(view, f"view {i}")
-            scale = unit_(z, eps)
+            largest = largest_entry(z)
+            scale = inverse_norms(z.div_(largest))
+            z.mul_(scale)
+            scale = scale / largest.clamp(min=eps)  # of the gradient: one over the lengths
         ctx.dtype, ctx.views = views[0].dtype, len(views)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, scale)

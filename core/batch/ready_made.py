@@ -32,8 +32,7 @@ def scores_from_matrices(
 ) -> Scores:
     """Build scores from matrices of similarities; see :meth:`counterpoint.Objective.from_scores`."""
     pos = score_columns(pos, "pos")
-    anchors = len(pos)
-    scores = Scores(pos, _negatives(neg, mask, anchors, "neg"), pos_mask)
+    scores = Scores(pos, _negatives(neg, mask, len(pos)), pos_mask)
     if pos_mask is not None:
         if checks.require_tensor(pos_mask, "pos_mask").shape != pos.shape or pos_mask.dtype != torch.bool:
             got = f"{checks.shape(pos_mask)} of {pos_mask.dtype}"
@@ -70,34 +69,34 @@ def as_negatives(neg: Tensor | Negatives) -> Negatives:
     return neg if isinstance(neg, Negatives) else MatrixNegatives(score_matrix(neg))
 
 
-def score_matrix(neg: Tensor, what: str = "neg", anchors: int | None = None) -> Tensor:
+def score_matrix(neg: Tensor, anchors: int | None = None) -> Tensor:
     """Check that ``(anchors, N)`` scores are finite, and return them in float32 at least."""
-    return widen(checks.require_finite(_rows(neg, what, anchors), what))
+    return widen(checks.require_finite(_rows(neg, anchors), "neg"))
 
 
-def _rows(neg: Tensor, what: str, anchors: int | None) -> Tensor:
+def _rows(neg: Tensor, anchors: int | None) -> Tensor:
     rows = "anchors" if anchors is None else anchors
-    checks.require_matrix(neg, what, f"({rows}, N)")
+    checks.require_matrix(neg, "neg", f"({rows}, N)")
     if neg.numel() == 0 or len(neg) != (anchors or len(neg)):
-        raise ValueError(f"{what}: expected shape ({rows}, N) with N >= 1, got {checks.shape(neg)}.")
+        raise ValueError(f"neg: expected shape ({rows}, N) with N >= 1, got {checks.shape(neg)}.")
     return neg
 
 
-def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int, what: str) -> Negatives:
+def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int) -> Negatives:
     if isinstance(neg, Negatives):
         if mask is not None:
             raise ValueError(f"mask: goes with a matrix of negatives, got {type(neg).__name__}.")
         return neg
     if mask is None:
-        return MatrixNegatives(score_matrix(neg, what, anchors))
-    _rows(neg, what, anchors)
+        return MatrixNegatives(score_matrix(neg, anchors))
+    _rows(neg, anchors)
     if checks.require_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
         got = f"{checks.shape(mask)} of {mask.dtype}"
         raise ValueError(f"mask: expected booleans of shape {checks.shape(neg)}, got {got}.")
     valid = checks.require_negatives(mask.sum(1, keepdim=True))
     # masked values may be anything, NaN included; zero keeps them out of gradients too
     clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
-    found = MatrixNegatives(checks.require_finite(clean, what), drop=~mask)
+    found = MatrixNegatives(checks.require_finite(clean, "neg"), drop=~mask)
     found.valid = valid
     return found
 
@@ -124,7 +123,7 @@ def scores_from_logits(
     check_known("empty: unknown value", empty, EMPTY)
     if logits.shape[-1] < 2 and empty == "error":
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
-    scale = _scale(scale)
+    scale = _number(scale, "scale", 0.0)
     for x, what in ((guide, "guide: expected similarities"), (targets, "targets: expected numbers")):
         if x is not None and checks.require_float(x, what.partition(":")[0]).shape != logits.shape:
             raise ValueError(f"{what} {checks.shape(logits)}, got {checks.shape(x)}.")
@@ -177,7 +176,7 @@ def scores_from_logits(
     # 4. similarities, zero where masked: infinity by a scale has no gradient
     logits = widen(logits)
     s = checks.require_finite(logits if masked is None else logits.masked_fill(masked, 0.0), "logits")
-    s = (s - _bias(bias) if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
+    s = (s - _number(bias, "bias") if isinstance(bias, Tensor) or bias != 0.0 else s) / scale
     weight = None if log_q is None else -checked_log_q(log_q, "log_q", s.shape[1], s.dtype).to(s.device).expand_as(s)
     neg = MatrixNegatives(s, labels if drop is None else None, drop, weight)
     neg.valid, neg.counted = valid, None if anchors is None else kept.unsqueeze(1)
@@ -213,25 +212,16 @@ def columns_of(targets: Tensor, ignore_index: int = -100) -> Tensor:
     return targets.argmax(-1).masked_fill(~targets.any(-1), ignore_index)
 
 
-def _scale(scale: object) -> float | Tensor:
-    """Check the factor of similarities, a number or a tensor with one element."""
-    if isinstance(scale, Tensor):
-        single = scale.numel() == 1 and scale.is_floating_point()
-        positive = single and (not checks.wanted(scale) or 0 < float(scale.detach()) < math.inf)
+def _number(x: object, what: str, low: float = -math.inf) -> float | Tensor:
+    """Check a number above ``low``, or a tensor with one."""
+    if isinstance(x, Tensor):
+        fits = x.numel() == 1 and x.is_floating_point() and (not checks.wanted(x) or low < float(x.detach()) < math.inf)
     else:
-        positive = isinstance(scale, (int, float)) and 0 < scale < math.inf
-    if not positive:
-        raise ValueError(f"scale: expected a positive number, or a tensor with one, got {scale!r}.")
-    return scale.reshape(()) if isinstance(scale, Tensor) else float(scale)  # type: ignore[arg-type]
-
-
-def _bias(bias: object) -> float | Tensor:
-    """Check the bias of similarities, a number or a tensor with one element."""
-    if isinstance(bias, Tensor) and bias.numel() == 1 and bias.is_floating_point():
-        return bias.reshape(())
-    if not is_number(bias):
-        raise ValueError(f"bias: expected a number, or a tensor with one, got {bias!r}.")
-    return float(bias)
+        fits = is_number(x) and low < x
+    if not fits:
+        kind = "a positive number" if low == 0 else "a number"
+        raise ValueError(f"{what}: expected {kind}, or a tensor with one, got {x!r}.")
+    return x.reshape(()) if isinstance(x, Tensor) else float(x)  # type: ignore[arg-type]
 
 
 def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:

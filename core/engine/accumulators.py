@@ -62,8 +62,8 @@ class Accumulator:
         """Compute ``dL/dx`` of the values of function ``k`` in a tile, and overwrite them."""
         raise NotImplementedError
 
-    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
-        """Compute ``dL/dx`` from stored ``2^x``, where an accumulator stores them, into ``out``, which may be ``p``."""
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        """Compute ``dL/dx`` from stored ``2^x``, where an accumulator stores them, and overwrite them."""
         raise NotImplementedError
 
     @staticmethod
@@ -120,10 +120,10 @@ class SumExp(Mean):
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace, x)
+        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace)
 
-    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
-        return torch.mul(p, self.pair_gradient(gradient, tile, workspace("pair", p.shape)), out=out)
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        return p.mul_(self.pair_gradient(gradient, tile, workspace("pair", p.shape)))
 
 
 class MeanSoftplus(Mean):
@@ -138,11 +138,11 @@ class MeanSoftplus(Mean):
             self.state[0][k, anchors] += tile.total(values, dim, workspace)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace, x)
+        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace)
 
-    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
-        torch.div(p, torch.add(p, 1.0, out=workspace("values", p.shape)), out=out)
-        return out.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        p.div_(torch.add(p, 1.0, out=workspace("values", p.shape)))
+        return p.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
 
 
 class LogSumExp(Accumulator):
@@ -193,8 +193,8 @@ class LogSumExp(Accumulator):
         x = self._share(x.sub_(row_max[tile.rows].unsqueeze(1)), tile, 1).mul_(gradient[tile.rows].unsqueeze(1))
         return x if columns is None else x.add_(columns)
 
-    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace, out: Tensor) -> Tensor:
-        return torch.mul(p, gradient[tile.rows].unsqueeze(1), out=out)
+    def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
+        return p.mul_(gradient[tile.rows].unsqueeze(1))
 
     def _share(self, x: Tensor, tile: Tile, dim: int) -> Tensor:
         """Compute the exponential of each key's exponent less the largest one, in place."""

@@ -30,10 +30,8 @@ class TilePass:
     """One reduction of one block of anchors and keys.
 
     Args:
-        functions: the functions of the similarity.
-        accumulator: how to reduce them.
-        mask: which keys count.
-        count: how many, for means.
+        functions, accumulator: the functions of the similarity, and how to reduce them.
+        mask, count: which keys count and, for means, how many.
         mirrored: the keys are anchors too; a tile is computed once, and reduced along its rows and its columns.
         same: anchors and keys are one tensor.
         shape: rows and columns of the tiles.
@@ -65,8 +63,8 @@ class TilePass:
         right: Tensor,
         accumulator: Accumulator,
         workspace: Workspace,
-        capacity: int = 0,
-        weighted: Tensor | None = None,
+        capacity: int,
+        weighted: Tensor | None,
     ) -> list[Tensor]:
         """Forward: add all tiles to ``accumulator``.
 
@@ -117,20 +115,17 @@ class TilePass:
         d_right: Tensor | None,
         d_tensors: Sequence[Tensor],
         workspace: Workspace,
-        stored: Sequence[Tensor] = (),
-        last: bool = False,
-        scaled_left: Tensor | None = None,
+        stored: Sequence[Tensor],
+        scaled_left: Tensor,
     ) -> None:
         """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
 
         Args:
             accumulator: with the state after the forward pass.
             gradients: ``(n,)`` for each function, from :func:`upstream_gradients`.
-            stored: the tiles that :meth:`accumulate` returned.
-            last: overwrite these.
-            scaled_left: the anchors in the units of ``d_right``, if these are others than those of ``gradients``.
+            stored: the tiles that :meth:`accumulate` returned; they are overwritten.
+            scaled_left: the anchors in the units of ``d_right``.
         """
-        scaled_left = left if scaled_left is None else scaled_left
         learned = isinstance(self.functions, Softplus) and d_tensors
         ds: Tensor | None
         parts: list[Tensor]
@@ -143,15 +138,9 @@ class TilePass:
                 # 1. recompute similarities, and their gradient
                 if number < len(stored) and self._stores_exponentials(len(right)):
                     p, tile = stored[number], self.mask.weigh(tile, None, workspace)
-                    out = p if last else workspace("s", p.shape)
-                    ds, parts = accumulator.from_exponentials(p, gradients[0], tile, workspace, out), []
+                    ds, parts = accumulator.from_exponentials(p, gradients[0], tile, workspace), []
                 else:
-                    if number >= len(stored):
-                        s = self._product(left, right, tile, workspace)
-                    elif last or not self._overwrites():
-                        s = stored[number]
-                    else:
-                        s = workspace("s", stored[number].shape).copy_(stored[number])
+                    s = stored[number] if number < len(stored) else self._product(left, right, tile, workspace)
                     tile = self.mask.weigh(tile, s, workspace)
 
                     def value_gradient(k: int, x: Tensor, tile: Tile = tile) -> Tensor:
@@ -270,7 +259,7 @@ class ReduceTiles(checks.Once):
         d_tensors = [torch.zeros_like(t) for t in tensors]
         tile_pass.backpropagate(
             left, right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            d_left, d_right, d_tensors, tile_pass.workspace or Workspace(left), stored, True, scaled_left,
+            d_left, d_right, d_tensors, tile_pass.workspace or Workspace(left), stored, scaled_left,
         )  # fmt: skip
         # 3. back to the units of the loss
         d_right = d_right if other is not None and tile_pass.d_right is None else None
