@@ -19,28 +19,28 @@ Init = TypeVar("Init")
 
 # what other libraries call an objective, in small letters, without "loss": its name in specs, and the call in Python
 ELSEWHERE = {
-    **dict.fromkeys(
-        ("ntxent", "simclr", "moco", "clip", "npairs", "crossentropy", "mnrl", "multiplenegativesranking", "grace"),
-        ("infonce", "InfoNCE(temperature)(z1, z2)"),
-    ),
-    **dict.fromkeys(
-        ("cachedmultiplenegativesranking", "cachedmnrl"), ("infonce", "InfoNCE(temperature)(z1, z2), with gradcache")
-    ),
-    "gistembed": ("infonce", "InfoNCE(temperature)(z1, z2, false_negatives=margin(0), guide=(g1, g2))"),
-    "graphcl": ("infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2, pairing="one_way")'),
-    **dict.fromkeys(("sigliploss", "sigmoidloss"), ("siglip", "SigLIP(temperature, bias)(z1, z2)")),
-    **dict.fromkeys(("supconloss", "supervisedcontrastive"), ("supcon", "SupCon(temperature)(z1, z2, labels=labels)")),
-    **dict.fromkeys(
-        ("triplet", "tripletmargin"), ("infonce", "InfoNCE(temperature)(anchor, positive, negatives=negative)")
-    ),
-    "dclloss": (
-        "dcl",
-        'DCL, the debiased loss; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")',
-    ),
-    "decoupledcontrastive": ("infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2)'),
-    "debiasedcontrastive": ("dcl", "DCL(temperature, prior)(z1, z2)"),
-    "contrastive": ("infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),
-}
+    name: (spec, call)
+    for names, spec, call in [
+        (
+            "ntxent simclr moco clip npairs crossentropy mnrl multiplenegativesranking grace",
+            "infonce", "InfoNCE(temperature)(z1, z2)",
+        ),
+        ("cachedmultiplenegativesranking cachedmnrl", "infonce", "InfoNCE(temperature)(z1, z2), with gradcache"),
+        ("gistembed", "infonce", "InfoNCE(temperature)(z1, z2, false_negatives=margin(0), guide=(g1, g2))"),
+        ("graphcl", "infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2, pairing="one_way")'),
+        ("sigliploss sigmoidloss", "siglip", "SigLIP(temperature, bias)(z1, z2)"),
+        ("supconloss supervisedcontrastive", "supcon", "SupCon(temperature)(z1, z2, labels=labels)"),
+        ("triplet tripletmargin", "infonce", "InfoNCE(temperature)(anchor, positive, negatives=negative)"),
+        (
+            "dclloss", "dcl",
+            'DCL, the debiased loss; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")',
+        ),
+        ("decoupledcontrastive", "infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2)'),
+        ("debiasedcontrastive", "dcl", "DCL(temperature, prior)(z1, z2)"),
+        ("contrastive", "infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),
+    ]
+    for name in names.split()
+}  # fmt: skip
 
 WHERE = "__qualname__"  # among the names of a function: which one it is
 _STEP = re.compile(r"(?:^|\.)(\w+)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
@@ -132,12 +132,7 @@ def checked_options(init: Init) -> Init:
 
 
 def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
-    """Return the message for a name that no spec knows.
-
-    Args:
-        name: what was typed.
-        classes: the class of each known objective, by its name in specs.
-    """
+    """Return the message for a name that no spec knows; ``classes`` are those of the known objectives, by name."""
     if name == "host":
         return "'host' is the loss of a script that `counterpoint` runs; here, name it, as infonce:t=0.1."
     here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")

@@ -77,13 +77,9 @@ def value(text: str) -> Any:
 
 
 def parse(text: str, kind: Callable[[str], Any], total: Any, defaults: Mapping[str, Any] | None = None) -> Any:
-    """Build the objective that ``text`` describes.
+    """Build the objective that ``text`` describes, where ``kind`` returns a class and ``total`` a weighted sum.
 
-    Args:
-        text: The spec.
-        kind: Returns the class with a name.
-        total: Builds the sum of weighted terms.
-        defaults: Values of parameters that the text does not name, of all objectives that have them.
+    ``defaults`` are values of parameters that the text does not name, for all objectives that have them.
     """
     if not isinstance(text, str):
         raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")

@@ -23,14 +23,7 @@ LEARNED = "the objective and its learned numbers (let DistributedDataParallel co
 def gathered_batch(
     views: Sequence[View], gather: Gather, objective: nn.Module, **options: Unpack[BatchOptions]
 ) -> Batch:
-    """Join this process's part of a batch with those of the other processes.
-
-    Args:
-        views: the embeddings of this process's samples.
-        gather: see :mod:`counterpoint.engine.distributed`.
-        objective: computes the loss, by the same settings in all processes.
-        options: as for :class:`Batch`, for this process's samples; the queue is common to all processes.
-    """
+    """Join this process's part of a batch with those of the other processes, which must have the same settings."""
     group = resolve(gather)
     if group is None:
         return Batch(views, **options)

@@ -173,13 +173,8 @@ def counted_positives(
     """Return the mask and a weight per anchor.
 
     Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
-    ``inf * 0`` is NaN. A batch without any raises; where values are not read, its weights are NaN.
-
-    Args:
-        pos_mask: ``(anchors, P)``, True where there is a positive.
-        dtype: of the weights.
-        error: message for a batch without positives; if empty, such a batch is allowed.
-        any_positive: whether any process has a positive; by default, whether ``pos_mask`` has one.
+    ``inf * 0`` is NaN. A batch without any, of all processes by ``any_positive``, raises ``error``, if there is one;
+    where values are not read, its weights are NaN.
     """
     has_positives = pos_mask.any(1)
     weights = has_positives.to(dtype)
