@@ -48,11 +48,11 @@ class FusedNegatives(TileNegatives):
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         if guided:
             raise self._unsupported()
-        functions, constants = self._quadratics(f, per_anchor, "")
+        functions, constants = self._quadratics(self.weighted(f), per_anchor, "")
         return with_constants(constants, self._by_kernels(functions, [0.0] * functions.number))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        if guided:
+        if guided or self.mask.strength:
             raise self._unsupported()
         functions, _ = self._quadratics(f, per_anchor, "softplus")
         return self._by_kernels(functions, [functions.inside])[0] / self.count

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.chunks import Chunk, loss_in_chunks
-from ..engine.joined import JoinedNegatives, TiltedNegatives
+from ..engine.joined import JoinedNegatives
 from ..engine.mask import Mask, own_columns
 from ..engine.matrix import MatrixNegatives, Negatives
 from ..engine.pairs import PairNegatives
@@ -230,8 +230,7 @@ def path(objective: Any, scores: Scores) -> str:
     if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
         return "chunks" if separate else "tiles"
-    neg = neg.parts[0] if isinstance(neg, JoinedNegatives) else neg  # by the largest part
-    return neg.neg.engine if isinstance(neg, TiltedNegatives) else neg.engine
+    return (neg.parts[0] if isinstance(neg, JoinedNegatives) else neg).engine  # by the largest part
 
 
 def _suits_chunks(objective: Any, neg: TileNegatives) -> bool:

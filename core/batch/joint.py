@@ -19,7 +19,7 @@ Papers: GTE, https://arxiv.org/abs/2308.03281, and, for hardness, LLaVE, https:/
 """
 
 from .. import checks
-from ..engine.joined import TiltedNegatives, joined, tilted
+from ..engine.joined import joined, tilted
 from ..engine.matrix import Negatives
 from .batch import Batch
 from .choose_engine import negatives_of, own_negatives
@@ -62,8 +62,7 @@ def joint(batch: Batch) -> Scores:
         parts.append((part, 0 if others is None else all_hard))
     negatives = joined([part for part, _ in parts], [count for _, count in parts])
     if batch.ids is not None or batch.log_q is not None:
-        counts = [part.neg.count if isinstance(part, TiltedNegatives) else part.count for part, _ in parts]
-        negatives.valid = checks.require_negatives(sum(counts))
+        negatives.valid = checks.require_negatives(sum(part.count for part, _ in parts))
     pos = (queries[0] * docs[0]).sum(-1, keepdim=True)
     twice = 2.0 if "doc_to_query" in batch.directions else 1.0
     return Scores(pos, negatives, pairing="joint", views=2, hard=sum(count for _, count in parts), times=twice)

@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.joined import TiltedNegatives
 from ..engine.mask import Mask
 from ..engine.matrix import MatrixNegatives, Negatives, concatenated
 from ..engine.pairs import PairNegatives
@@ -146,8 +145,7 @@ def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
     before.group = batch.group
     scores.neg = before.excluding(most, *how)
     if batch.empty != "error":
-        unweighted = scores.neg.neg if isinstance(scores.neg, TiltedNegatives) else scores.neg
-        kept = cast(Tensor, unweighted.count) > 0
+        kept = cast(Tensor, scores.neg.count) > 0
         if checks.wanted(kept) and bool(kept.all()):
             return kept
         least = most.new_full((), torch.inf)

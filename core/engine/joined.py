@@ -10,8 +10,8 @@ from torch import Tensor
 
 from .. import checks
 from ..values import Value
-from .matrix import HIGHEST, MatrixNegatives, Negatives
-from .tiles import LIMITED
+from .matrix import MatrixNegatives, Negatives
+from .tiles import LIMITED, TileNegatives
 
 
 def joined(parts: Sequence[Negatives], hard: Sequence[int]) -> Negatives:
@@ -29,8 +29,9 @@ def joined(parts: Sequence[Negatives], hard: Sequence[int]) -> Negatives:
 
 def tilted(neg: Negatives, strength: float) -> Negatives:
     """Return negatives that count ``e^{strength s}`` times each, with the similarity ``s`` as a constant."""
-    if not isinstance(neg, MatrixNegatives):
-        return TiltedNegatives(neg, strength)
+    if isinstance(neg, TileNegatives):
+        return neg.tilted(strength)
+    assert isinstance(neg, MatrixNegatives)
     weight = strength * neg.scores.detach()
     weight = weight if neg.log_weight is None else weight + neg.log_weight
     return MatrixNegatives(neg.scores, neg.skip, neg.drop, weight)
@@ -48,68 +49,6 @@ def _beside(parts: Sequence[MatrixNegatives], hard: Sequence[int]) -> MatrixNega
     return MatrixNegatives(columns([part.scores for part in parts]), drop=columns(drops), log_weight=weights)
 
 
-class TiltedNegatives(Negatives):
-    """Negatives that count ``e^{strength s}`` times each; see :func:`tilted`."""
-
-    def __init__(self, neg: Negatives, strength: float) -> None:
-        self.neg, self.strength = neg, strength
-
-    @cached_property
-    def log_count(self) -> Tensor:
-        log_count: Tensor = self.neg.logsumexp(lambda s: self.strength * s.detach()).detach()
-        return log_count
-
-    @property
-    def count(self) -> Value:  # type: ignore[override]
-        return self.log_count.exp()
-
-    @property
-    def valid(self) -> Value:
-        return self.neg.valid
-
-    @valid.setter
-    def valid(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.neg.valid = value
-
-    def set_guide(self, guide: Negatives) -> None:
-        self.neg.set_guide(guide.neg if isinstance(guide, TiltedNegatives) else guide)
-
-    def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        tilted = self._each(f, lambda x, s: x + self.strength * s.detach())
-        return self.neg.logsumexp(tilted, *per_anchor, guided=guided)
-
-    def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        def weight(x: Tensor, s: Tensor, log_count: Tensor) -> Tensor:
-            return (self.strength * s.detach() - log_count).clamp(max=HIGHEST).exp() * x
-
-        def weighted(s: Tensor, *others: Tensor) -> Any:
-            return self._each(f, lambda x, s: weight(x, s, others[-1]))(s, *others[:-1])
-
-        found, count = self.neg.mean(weighted, *per_anchor, self.log_count, guided=guided), self.neg.count
-        return tuple(x * count for x in found) if isinstance(found, tuple) else found * count
-
-    def max(self) -> Tensor:
-        return self.neg.max()
-
-    def min(self) -> Tensor:
-        return self.neg.min()
-
-    def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
-        by = guide.neg if isinstance(guide, TiltedNegatives) else guide
-        return TiltedNegatives(self.neg.excluding(most, by, exempt), self.strength)
-
-    def materialized(self) -> Negatives:
-        return tilted(matrix, self.strength) if isinstance(matrix := self.neg.materialized(), MatrixNegatives) else self
-
-    @staticmethod
-    def _each(f: Callable[..., Any], change: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-        def changed(s: Any, *others: Any) -> Any:
-            found = f(s, *others)
-            return tuple(change(x, s) for x in found) if isinstance(found, tuple) else change(found, s)
-
-        return changed
-
-
 class JoinedNegatives(Negatives):
     """The negatives of several parts, each reduced by its own engine; see :func:`joined`.
 
@@ -124,9 +63,8 @@ class JoinedNegatives(Negatives):
         """The number of negatives in each part."""
         counts = [part.count for part in self.parts]
         for part in self.parts:  # a mean over no negatives would have no gradient that is a number
-            reduced = part.neg if isinstance(part, TiltedNegatives) else part
-            if isinstance(count := reduced.count, Tensor):
-                reduced.count = torch.where(count > 0, count, 1.0)
+            if isinstance(count := part.count, Tensor):
+                part.count = torch.where(count > 0, count, 1.0)
         return counts
 
     @property

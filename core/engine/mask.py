@@ -125,6 +125,7 @@ class Mask:
             it. The former are for anchors that are keys too.
         zeros: whether any of these may be minus infinity.
         limits: exclude keys that are too similar.
+        strength: each key counts ``exp(strength s)`` times besides, with the similarity ``s`` as a constant.
         first: number of the first anchor, where the anchors are some of the rows that ``period`` counts.
     """
 
@@ -137,6 +138,7 @@ class Mask:
     log_weight: tuple[Tensor, Tensor] | None = None
     zeros: bool = False
     limits: Limits | None = None
+    strength: float = 0.0
     first: int = 0
 
     @property
@@ -163,13 +165,16 @@ class Mask:
 
         Args:
             tile: its position.
-            s: its similarities, times the scale of the limits plus their offset; None without limits.
+            s: its similarities, times the scale of the limits plus their offset; None without limits and strength.
             workspace: buffers of the results.
         """
         height, width = tile.shape
         start, weights = tile.keys.start - tile.rows.start - self.first, []
         if self.log_weight is not None:
             weights = [_of_keys(self.log_weight[1], tile), self.log_weight[0][tile.rows].unsqueeze(1)]
+        if self.strength and s is not None:
+            tilt = torch.mul(s, self.strength, out=workspace("tilt", (height, width)))
+            weights = [tilt.add_(weights[0]) if weights else tilt]
         views = width if self.hard is None else min(width, max(0, self.hard - tile.keys.start))
         plain = self.ids is None and self.positives is None and self.limits is None and not self.zeros
         if plain and views == width:
@@ -211,16 +216,18 @@ class Mask:
     def of_matrix(self, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Return ``skip``, ``drop`` and ``log_weight`` of :class:`counterpoint.MatrixNegatives`, without limits."""
         rows, keys = matrix.shape
+        tilt = self.strength * matrix.detach() if self.strength else None
         if self.by_position:
             if self.period is None:
-                return None, None, None
+                return None, None, tilt
             views = keys if self.hard is None else self.hard
             columns = own_columns.__wrapped__ if checks.traced() else own_columns
-            return columns(rows, views, self.period, matrix.device, self.first), None, None
+            return columns(rows, views, self.period, matrix.device, self.first), None, tilt
         tile = Tile(slice(0, rows), slice(0, keys))
         tile = replace(self, limits=None).weigh(tile, None, Workspace(matrix))
         drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
-        return None, drop, tile.log_weights[0].expand(rows, keys) if tile.log_weights else None
+        weight = tile.log_weights[0].expand(rows, keys) if tile.log_weights else None
+        return None, drop, tilt if weight is None else weight if tilt is None else weight + tilt
 
     def transposed(self) -> Mask:
         """Return the mask with anchors and keys exchanged; limits have to be chosen for these anchors."""

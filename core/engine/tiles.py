@@ -6,6 +6,8 @@ reduced. Where the keys are anchors too, a tile is computed once and reduced alo
 Gradients are exact, and cannot be differentiated again.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -138,8 +140,11 @@ class TileNegatives(Negatives):
 
     @property
     def count(self) -> Value:
-        """The number of negatives, each as often as it counts; under limits, counted in a pass of its own."""
-        if self._count is None and self.mask.limits is None:
+        """The number of negatives, each as often as it counts; by similarities, counted in a pass of its own."""
+        if self._count is None and self.mask.strength:
+            with torch.no_grad():
+                self._count = self.logsumexp(lambda s: 0.0 * s).exp()
+        elif self._count is None and self.mask.limits is None:
             counts = [block.mask.count(len(block.left), len(block.right), self.like) for block in self.blocks()]
             per_anchor = [c for c in counts if isinstance(c, Tensor)]
             self._count = torch.cat(per_anchor) if per_anchor else counts[0]
@@ -161,6 +166,21 @@ class TileNegatives(Negatives):
         kept.mask, kept.guide = replace(self.mask, limits=Limits(most, exempt=first)), guide
         kept._reduced, kept._matrix, kept._count = False, None, None
         return kept
+
+    def tilted(self, strength: float) -> TileNegatives:
+        """Return the same negatives, each of which counts ``e^{strength s}`` times besides."""
+        changed = copy(self)
+        changed.mask, changed._matrix, changed._count = replace(self.mask, strength=strength), None, None
+        return changed
+
+    def weighted(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``f`` plus the log-weight of :meth:`tilted`, for a log-sum-exp."""
+
+        def sums(s: Any, *others: Any) -> Any:
+            found, tilt = f(s, *others), self.mask.strength * s.detach()
+            return tuple(x + tilt for x in found) if isinstance(found, tuple) else found + tilt
+
+        return sums if self.mask.strength else f
 
     def check_limits(self, left: Value) -> None:
         """Raise if limits exclude all negatives of an anchor; ``left`` is positive for all others."""
@@ -193,7 +213,7 @@ class TileNegatives(Negatives):
         if guided and self.guide is not None:
             return self._reduce_traced("logsumexp", f, per_anchor, True)
         f = with_own_guide(f) if guided else f
-        quadratic = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype)
+        quadratic = Quadratics.of(self.weighted(f), per_anchor, self.anchors, self.like.dtype)
         if quadratic is None or quadratic[0].after:
             return self._reduce_traced("logsumexp", f, per_anchor)
         functions, constants = quadratic
@@ -207,7 +227,7 @@ class TileNegatives(Negatives):
         functions, _ = Quadratics.of(f, per_anchor, self.anchors, self.like.dtype) or (None, [])
         if functions is not None and functions.after == "relu":
             return self._reduce(Mean, functions)[0]
-        if functions is not None and functions.after == "softplus":
+        if functions is not None and functions.after == "softplus" and not self.mask.strength:
             softplus = Softplus.of(functions, self.like.device, self.bound())
             if softplus is not None:
                 return self._reduce(MeanSoftplus, softplus)[0]
@@ -227,8 +247,8 @@ class TileNegatives(Negatives):
         if self.cacheable and self._reduced:
             return getattr(self.materialized(), reduction)(f, *per_anchor, guided=guided)
         self._reduced = True
-        accumulator = LogSumExp if reduction == "logsumexp" else Mean
-        functions = Traced.of(f, per_anchor, self.like, accumulator.unit, guided)
+        accumulator, own = (LogSumExp, self.weighted(f)) if reduction == "logsumexp" else (Mean, f)
+        functions = Traced.of(own, per_anchor, self.like, accumulator.unit, guided)
         if functions is None:  # not a function of a tile alone
             return getattr(self.dense(), reduction)(f, *per_anchor, guided=guided)
         results = self._reduce(accumulator, functions)
@@ -249,6 +269,8 @@ class TileNegatives(Negatives):
             if (limits := mask.limits) is not None:
                 limits = replace(limits, most=limits.most[rows], guide=guide, scale=own.scale, offset=own.offset)
                 mask = replace(mask, limits=limits)
+            if mask.strength:  # log-sum-exps have it in their functions
+                mask = replace(mask, strength=mask.strength if accumulator.averages else 0.0)
             if isinstance(own, Traced) and own.guided:
                 own = replace(own, guide=guide)
             mirrored = uniform and (self.both or same)
