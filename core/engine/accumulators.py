@@ -27,10 +27,10 @@ class Accumulator:
 
     Args:
         count: number of negatives, for means.
-        state: tensors ``(functions, anchors)``, see :meth:`start`.
+        state: tensors ``(functions, anchors)``, at first ``initial``.
 
     ``unit`` is what exponents are multiplied by before they are added, ``averages`` whether sums are divided by
-    ``count``, ``initial`` the state before the first tile.
+    ``count``.
     """
 
     unit: float = 1.0
@@ -40,11 +40,6 @@ class Accumulator:
     def __init__(self, count: Value, state: Sequence[Tensor]) -> None:
         self.count = count
         self.state = state
-
-    @classmethod
-    def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
-        """Return the state before the first tile."""
-        return [like.new_full((functions, anchors), x) for x in cls.initial]
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         """Add the values of function ``k`` in a tile, and overwrite them."""
@@ -149,11 +144,7 @@ class LogSumExp(Accumulator):
     """``log sum_j 2^x_j`` of any values, by online softmax: the running maximum, and the sum relative to it."""
 
     unit = LOG2E
-
-    @classmethod
-    def start(cls, functions: int, anchors: int, like: Tensor) -> list[Tensor]:
-        lowest = torch.finfo(like.dtype).min / 4
-        return [like.new_full((functions, anchors), lowest), like.new_zeros(functions, anchors)]
+    initial = (-math.inf, 0.0)
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         row_max, row_sum = self.state[0][k], self.state[1][k]

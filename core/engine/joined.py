@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import mul
 from typing import Any
 
 import torch
@@ -69,10 +70,7 @@ class JoinedNegatives(Negatives):
 
     @property
     def count(self) -> Value:  # type: ignore[override]
-        first, *others = self.counts
-        for count in others:
-            first = first + count
-        return first
+        return sum(self.counts)
 
     def set_guide(self, guide: Negatives) -> None:
         for part, by in zip(self.parts, guide.parts if isinstance(guide, JoinedNegatives) else (), strict=True):
@@ -85,17 +83,13 @@ class JoinedNegatives(Negatives):
         return self._over_parts(of_part, lambda x: x.logsumexp(1, keepdim=True))
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        total: list[Tensor] = []
-        many = False
-        for part, count in zip(self.parts, self.counts, strict=True):
-            found = part.mean(f, *per_anchor, guided=guided)
-            many = isinstance(found, tuple)
-            results = found if many else (found,)
-            sums = [x * count for x in results]
-            total = [a + b for a, b in zip(total, sums, strict=True)] if total else sums
+        counts = self.counts  # ahead of the means
+        found = [part.mean(f, *per_anchor, guided=guided) for part in self.parts]
+        many = isinstance(found[0], tuple)
         if self.limited:
             self.valid = self.valid * checks.require_negatives(self.count, LIMITED)
-        means = tuple(x / self.count for x in total)
+        sums = (sum(map(mul, x, counts)) for x in (zip(*found, strict=True) if many else [found]))
+        means = tuple(x / self.count for x in sums)
         return means if many else means[0]
 
     def max(self) -> Tensor:

@@ -51,7 +51,8 @@ class TilePass:
 
     def start(self, anchors: int, like: Tensor) -> Accumulator:
         """Return the statistics before the first tile."""
-        return self.accumulator(self.count, self.accumulator.start(self.functions.number, anchors, like))
+        state = [like.new_full((self.functions.number, anchors), x) for x in self.accumulator.initial]
+        return self.accumulator(self.count, state)
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> TilePass:
         """Return the same pass with other tensors in its functions."""

@@ -101,15 +101,8 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
             rows += len(x)
         value, slope, top, low, reached = map(torch.cat, zip(*results, strict=True))
     further = [bound] if isinstance(bound, Tensor) else []
-    return Envelope.apply(  # type: ignore[no-any-return]
-        lambda: _closed_form(neg, bound, top, low, reached),
-        value,
-        weights,
-        slope,
-        matrix.workspace is not None,
-        scores,
-        *further,
-    )
+    known = value, weights, slope, matrix.workspace is not None, scores, *further
+    return Envelope.apply(lambda: _closed_form(neg, bound, top, low, reached), *known)  # type: ignore[no-any-return]
 
 
 def _closed_form(neg: Negatives, bound: Value, top: Tensor, low: Tensor, reached: Tensor) -> Tensor:
