@@ -37,17 +37,16 @@ class LogSumExpOfPairs(torch.autograd.Function):
         w = left.mm(right.t())
         pos = w.gather(1, own)
         w.mul_(multiple)
-        safe = (float(w.amax()) if bound is None else bound * abs(multiple)) <= SAFE
-        if safe:
+        largest = float(w.amax()) if bound is None else bound * abs(multiple)
+        if largest <= SAFE:
             w.exp_().scatter_(1, own, 0.0)
             total = torch.cat([w.sum(1), w.sum(0)]).unsqueeze(1) if both else w.sum(1, keepdim=True)
             lse = total.log()
             if bound is None and not float(lse.amin()) >= -SAFE:  # a row of exponentials has vanished
-                safe, w = False, left.mm(right.t()).mul_(multiple)
-        if not safe:
-            top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
-            total = w.sub_(top).exp_().sum(1, keepdim=True)
-            lse = total.log().add_(top)
+                w = left.mm(right.t()).mul_(multiple)
+                total, lse = _shifted(w, own)
+        else:
+            total, lse = _shifted(w, own)
         ctx.save_for_backward(left, right, own, w, total)
         ctx.multiple, ctx.both = multiple, both
         return lse, pos.repeat(2, 1) if both else pos
@@ -71,6 +70,13 @@ class LogSumExpOfPairs(torch.autograd.Function):
             d_left = ds.mm(right) if ctx.needs_input_grad[0] else None
             d_right = ds.t().mm(left) if ctx.needs_input_grad[1] else None
         return d_left, d_right, None, None, None, None
+
+
+def _shifted(w: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute row-wise sums of exponentials relative to the largest, in place, and log-sum-exps, without ``own``."""
+    top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
+    total = w.sub_(top).exp_().sum(1, keepdim=True)
+    return total, total.log().add_(top)
 
 
 class PairNegatives(MatrixNegatives):
