@@ -2,14 +2,15 @@
 
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import wraps
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType, NoneType
@@ -99,12 +100,22 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
     raise error(f"{shown or path}: {wrong}")
 
 
-def no_script(path: Path) -> str:
-    """Return the message for a script that does not exist, or is a folder."""
+def is_spec(text: str) -> bool:
+    """Return whether this is meant as an objective or a treatment: it begins with the name of one, or ``host``."""
+    return re.split(r"\W", text.strip(), maxsplit=1)[0] in (*OBJECTIVES, "host")
+
+
+def no_script(words: Sequence[str]) -> str:
+    """Return the message for a script that does not exist, or is a folder; its own arguments follow it."""
+    path = Path(words[0])
     if path.is_dir():
         return f"{path} is a folder; expected a script, such as {next(path.glob('*.py'), path / 'train.py')}"
     if path.name.startswith("python"):
         return f"script not found: {path}. Leave the interpreter out: the script itself stands behind --."
+    if rows := [*takewhile(is_spec, words)]:
+        rest = words[len(rows) :] or ["train.py"]
+        typed = shlex.join(["--objective", *rows, *["--"] * ("--" not in rest), *rest])
+        return f"unexpected {words[0]!r}: objectives follow --objective, and the script --, as in: {typed}"
     return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"
 
 

@@ -105,7 +105,10 @@ class Objective(Parametrized):
     def forward(
         self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
     ) -> Tensor:
-        """Compute the loss of a batch of embeddings. Arguments that no term uses are ignored.
+        """Compute the loss of a batch of embeddings.
+
+        ``index``, ``prior``, ``positive_factor``, ``adversarial`` and ``mixed`` are ignored by terms without a use for
+        them, so that one loop can call any objective; all other arguments take effect, or are refused.
 
         Args:
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`

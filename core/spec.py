@@ -53,14 +53,15 @@ def check_names(text: str) -> None:
 
     Commands call it, where only packages and ``$COUNTERPOINT_IMPORT`` can define more than the built-in objectives.
     """
-    _refuse_list(text)
+    refuse_list(text)
     for match in _OBJECTIVE.finditer(text.partition(";")[0]):
         unknown = match[1] not in (*CALLS, *OBJECTIVES) and IMPORT not in os.environ
         if unknown and not metadata.entry_points(group="counterpoint.objectives"):
             raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
 
-def _refuse_list(text: str) -> None:
+def refuse_list(text: str) -> None:
+    """Raise for a decimal comma, and for commas in the place of semicolons and spaces."""
     if decimal := _DECIMAL.search(text):
         raise SpecError("unexpected ',': numbers have a decimal point, 0.1, lists [1,2]", text, decimal.start(1))
     if told := _TOLD.search(text):
@@ -83,7 +84,7 @@ def parse(text: str, kind: Callable[[str], Any], total: Any, defaults: Mapping[s
     """
     if not isinstance(text, str):
         raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
-    _refuse_list(text)
+    refuse_list(text)
     return _Parser(text, kind, total, defaults).whole(_Parser.sum)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import checks
+from . import checks, spec
 from .batch.batch import Batch
 from .batch.options import Keys, Reduction, View
 from .batch.pairings import scores_of, uses_guide
@@ -372,6 +372,7 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
     >>> cp.treatment("hcl:t=0.05; ids=batch['doc']; margin=-0.1")
     hcl:t=0.05,denominator=with_positive,prior=0.1,beta=1; ids=batch['doc']; margin=-0.1
     """
+    spec.refuse_list(text)
     head, *items = text.split(";")
     options: dict[str, Any] = {}
     rules: list[str] = []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from counterpoint.names import nearest
+from counterpoint.plugins import registry
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +38,13 @@ def parse(text: str) -> Source:
         raise argparse.ArgumentTypeError(f"expected {forms}, got {text!r}")
     name, kind, place, what = match[1], match[2], match[3], match[4][1:]
     return Source(kind, place, what, name or ":".join(what.split(":")[1:]) or Path(place).stem, text)
+
+
+def refuse_place(word: str) -> None:
+    """Raise for the host or the script among the values of a flag, which takes all words up to the next one."""
+    if word.endswith(".py") or word in registry.names():
+        order = "The host comes first, and the script behind --: auto --objective host hcl ... -- train.py ..."
+        raise argparse.ArgumentTypeError(f"unexpected {word!r}. {order}")
 
 
 def relative(place: str) -> str:

@@ -15,6 +15,7 @@ The host computes the loss of ``--estimator``: run it with ``--estimator easy``.
 """
 
 import inspect
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,8 +25,7 @@ from counterpoint.names import checked_options
 from counterpoint.objective import Objective
 
 from .embeddings import Call, Embeddings
-from .host import Host, Seam, SeamError, loss_of
-from .shims.adnce_image import SHIMS
+from .host import Host, Seam, SeamError, Shim, loss_of
 
 NAME = "adnce_image"
 OWN = {
@@ -71,6 +71,12 @@ def after(seam: Seam, module: ModuleType) -> None:
     seam.say(f"replacing the gradient of the arguments of {class_.__name__}.forward in {inspect.getfile(class_)}")
 
 
+def _logs() -> bool:
+    missing = not Path("logs").is_dir()
+    Path("logs").mkdir(exist_ok=True)
+    return missing
+
+
 HOST = Host(
     name=NAME,
     title="ADNCE, image classification (junkangwu/ADNCE, folder image)",
@@ -83,6 +89,6 @@ HOST = Host(
     views="its data sets make two views of an image, and its training loop unpacks exactly two. A loop of your own can "
     "call the objective with more: loss_fn(z1, z2, z3)",
     inputs="the loss sees embeddings, not images",
-    shims=SHIMS,
+    shims=(Shim("logs", "main.py logs to a file in ./logs, a folder that the repository does not contain", _logs),),
     after=after,
 )

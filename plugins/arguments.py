@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from counterpoint.names import closest, nearest
+from counterpoint.names import closest, is_spec, nearest
 
 DATA = ("--task", "--data")  # take the name of a data set
 
@@ -15,6 +15,9 @@ class Parser(argparse.ArgumentParser):
     """An ``ArgumentParser`` that suggests the nearest flag, command or choice, and does not print the usage."""
 
     take_flags: tuple[str, ...] = ()  # flags whose values are flags of another program, as in --seed-flag --seed
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         message = re.sub("invalid (?:float|int) value: ", "expected a number, got ", message)
@@ -28,8 +31,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         words = self._joined(sys.argv[1:] if args is None else args)
-        known = self._option_string_actions
-        if self._subparsers and words and words[0].startswith("-") and not any(k.startswith(words[0]) for k in known):
+        if self._subparsers and words and words[0].startswith("-") and words[0] not in self._option_string_actions:
             self.refuse(words[0])  # argparse would say that the command is missing
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
@@ -50,10 +52,10 @@ class Parser(argparse.ArgumentParser):
         """End with an error about a word that does not belong here."""
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
+            long = [option for option in known if option.lstrip("-").startswith(flag.lstrip("-"))]  # -o for --objective
             near = closest(flag.lstrip("-"), [option[2:] for option in known]).replace(" '", " '--")
-            long = [option for option in known if option[1:].startswith(word)]  # -o for --objective
             self.error(f"unknown flag {flag}.{f' Did you mean {long[0]!r}?' if long else near}")
         if word.endswith(".py") and "--site" in known:  # flags of commands that run a script
             self.error(f"unexpected {word!r}. A script and its own arguments stand behind --: -- {word} ...")
-        data = [name for name in DATA if name in known]
+        data = [name for name in (*["--objective"] * is_spec(word), *DATA) if name in known]
         self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {word}?" if data else ""))

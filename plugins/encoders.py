@@ -28,10 +28,10 @@ def copy_of(encoder: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def follow(copy: nn.Module, encoder: nn.Module) -> None:
-    """Move the parameters of the copy towards those of the encoder; take its statistics."""
+def follow(copy: nn.Module, encoder: nn.Module, tau: float = 1 - KEPT) -> None:
+    """Move the parameters of the copy by a share ``tau`` towards those of the encoder; take its statistics."""
     for mean, x in zip(copy.parameters(), encoder.parameters(), strict=True):
-        mean.lerp_(x, 1 - KEPT)
+        mean.lerp_(x, tau)
     for kept, buffer in zip(copy.buffers(), encoder.buffers(), strict=True):
         kept.copy_(buffer)
 

@@ -190,14 +190,15 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     file, names = getattr(module, "__file__", None), replaced.site.function.split(".")
     if not isinstance(file, str) or not is_file(file, replaced.site.file):
         return
+    hint = f".{nearest(replaced.site.function, functions(file))} If you mean another file, give more of its path."
     owner: Any = module
     for name in names[:-1]:
         owner = vars(owner).get(name)
         if not isinstance(owner, type):
-            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{_known(file, replaced)}")
+            raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{hint}")
     original = vars(owner).get(names[-1])
     if original is None:
-        raise SeamError(f"{replaced.site.text}: {file} does not define it{_known(file, replaced)}")
+        raise SeamError(f"{replaced.site.text}: {file} does not define it{hint}")
     kind = type(original) if isinstance(original, (staticmethod, classmethod)) else None
     function = original if kind is None else original.__func__
     if not inspect.isfunction(function):
@@ -210,10 +211,6 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     call = _replacement(seam, replaced, function)
     setattr(owner, names[-1], call if kind is None else kind(call))
     seam.say(f"replaced {replaced.site.function} of {file}")
-
-
-def _known(file: str, replaced: _Replaced) -> str:
-    return f".{nearest(replaced.site.function, functions(file))} If you mean another file, give more of its path."
 
 
 def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) -> Callable[..., Any]:

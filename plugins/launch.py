@@ -52,7 +52,7 @@ class Script:
         if words[0] != "-m":
             path = Path(words[0])
             if not path.is_file():
-                raise SeamError(no_script(path))
+                raise SeamError(no_script(words))
             return cls(path, path.stem), [*words[1:]]
         if len(words) < 2:
             raise SeamError("-m: which module? -- -m package.train --epochs 1")

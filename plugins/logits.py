@@ -19,7 +19,7 @@ multiplies a ``log_softmax`` by are named, ``--positives sim_i2t_targets``, one 
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,8 +57,6 @@ class ContrastiveLoss(nn.Module):
         scale: what the host multiplied the similarities by, usually one over its temperature. The objective owns the
             temperature (``t=host`` is one over the scale), and most objectives need the similarities themselves.
         ignore_index: ignore rows with this label.
-        contrastive: for a criterion that the host also uses for something else: ``contrastive(logits, labels)`` returns
-            whether a call is contrastive; other calls are plain cross entropy.
         reduction: ``mean`` or ``sum`` over the rows that are not ignored, or ``none`` for the loss of each row.
         label_smoothing: as in cross entropy.
         weight: an argument of cross entropy without a counterpart; anything but None is an error.
@@ -70,7 +68,6 @@ class ContrastiveLoss(nn.Module):
         objective: Objective | str,
         scale: float | Tensor = 1.0,
         ignore_index: int = -100,
-        contrastive: Callable[[Tensor, Tensor], bool] | None = None,
         *,
         reduction: str = "mean",
         weight: Tensor | None = None,
@@ -83,13 +80,9 @@ class ContrastiveLoss(nn.Module):
         self.objective: Objective = as_objective(objective)
         self.scale = scale
         self.ignore_index = ignore_index
-        self.contrastive = contrastive
         self.reduction, self.label_smoothing = reduction, label_smoothing
 
     def forward(self, logits: Tensor, labels: Tensor, scale: float | Tensor | None = None) -> Tensor:
-        if self.contrastive is not None and not self.contrastive(logits, labels):
-            how: dict[str, Any] = {"ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
-            return nn.functional.cross_entropy(logits, labels, reduction=self.reduction, **how)
         scale = self.scale if scale is None else scale
         if logits.dim() > 2:  # cross entropy has classes at dimension 1, (B, keys, positions) with labels of the rest
             labels = labels.movedim(1, -1) if labels.shape == logits.shape else labels

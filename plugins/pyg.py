@@ -35,7 +35,7 @@ from counterpoint.vectors import unit, widen
 
 from .embeddings import Call, Embeddings
 from .function import for_modules
-from .host import Host, Seam, loss_of
+from .host import Host, Seam
 from .sites import is_file
 
 _PER_NODE = ("ids", "labels", "prior", "positive_factor")
@@ -63,6 +63,10 @@ class ContrastiveLoss(nn.Module):
         check_known("unknown pairing", pairing if isinstance(pairing, str) else "views", PAIRINGS)
         self.pairing = pairing
 
+    def report(self, *views: Tensor, **options: Any) -> dict[str, float]:
+        """Return the objective's diagnostics of a batch, given as in a call."""
+        return self._call(*views, **options).report(self.objective)
+
     def forward(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **options: Any) -> Tensor:
         """Compute the loss of a batch.
 
@@ -74,6 +78,9 @@ class ContrastiveLoss(nn.Module):
                 value per row or, with ``nodes``, one per node of the graph: with ``ids=data.batch``, nodes of one graph
                 are not negatives.
         """
+        return self._call(*views, nodes=nodes, **options).loss(self.objective)
+
+    def _call(self, *views: Tensor, nodes: Sequence[Tensor] | None = None, **options: Any) -> Call:
         if nodes is not None:
             views, common = common_nodes(views, nodes)
             last = max(int(n.max()) for n in nodes)
@@ -83,7 +90,7 @@ class ContrastiveLoss(nn.Module):
                 f"the views have {', '.join(str(len(view)) for view in views)} rows: pool with the number of graphs, "
                 "global_add_pool(x, batch, data.num_graphs), or pass nodes= if rows are nodes."
             )
-        return loss_of(self.objective, *views, pairing=options.pop("pairing", self.pairing), **options)
+        return Call(views, {"pairing": self.pairing, **options})
 
     def extra_repr(self) -> str:
         return f"pairing={self.pairing!r}" if self.pairing else ""

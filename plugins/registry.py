@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from counterpoint.names import OBJECTIVES, check_known
+from counterpoint.names import check_known, is_spec
 
 if TYPE_CHECKING:
     from .host import Host
@@ -28,7 +28,7 @@ def names() -> list[str]:
 
 def check(name: str, error: Callable[[str], Exception] = ValueError) -> None:
     """Raise ``error`` unless this is the name of a host: often it is that of an objective, or of the script."""
-    if name in OBJECTIVES:
+    if is_spec(name):
         raise error(f"unknown host '{name}': it is an objective, as in: auto --objective {name} -- train.py")
     if name.endswith(".py"):
         raise error(f"unknown host '{name}': the host comes first, and the script behind --, as in: auto -- {name}")

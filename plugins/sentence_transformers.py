@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.names import checked_options, nearest
+from counterpoint.names import check_known, checked_options
 from counterpoint.objective import Objective, as_objective
 from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
@@ -146,13 +146,12 @@ class ContrastiveLoss(nn.Module):
         views = (self.objective.views or 2) if views is None else views
         if views < 2:
             raise ValueError(f"{where}: views must be at least 2, got {views!r}.")
-        words = {"columns": (columns, _COLUMNS), "labels": (labels, (None, *_LABELS))}
-        words |= {"duplicates": (duplicates, (None, _TEXT)), "similarity": (similarity, _SIMILARITIES)}
-        words["pairing"] = pairing if isinstance(pairing, str) else None, (None, *PAIRINGS)
+        words = {"columns": (columns, _COLUMNS), "labels": (labels, _LABELS)}
+        words |= {"duplicates": (duplicates, (_TEXT,)), "similarity": (similarity, _SIMILARITIES)}
+        words["pairing"] = pairing if isinstance(pairing, str) else None, tuple(PAIRINGS)
         for name, (value, known) in words.items():
-            if value not in known:
-                hint = nearest(str(value), [choice for choice in known if choice])
-                raise ValueError(f"{where}: unknown {name} {value!r}.{hint}")
+            if value is not None:
+                check_known(f"{where}: unknown {name}", value, known)
         if duplicates is not None and (labels is not None or gather_across_devices):
             other = "labels" if labels is not None else "gather_across_devices"
             raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}=.')

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.batch.same import merged, numbered
+
 Features = dict[str, Tensor]
 
 
@@ -35,26 +37,12 @@ def equal_texts(columns: Sequence[Features], negatives: Sequence[Features] = ())
         ``ids``, ``(B,)``, and ``negative_ids``, ``(B, columns)``: that of the sample which has the same text, or a
         number of its own; None without hard negatives.
     """
-    texts = [tokens(column) for column in columns]
-    first: dict[tuple[int, ...], int] = {}  # the first sample with a text
-    ids = list(range(len(texts[0])))
-
-    def root(i: int) -> int:
-        while ids[i] != i:
-            i = ids[i]
-        return i
-
-    for column in texts:
-        for i, text in enumerate(column):
-            a, b = sorted((root(first.setdefault(text, i)), root(i)))
-            ids[b] = a
-    numbers = torch.tensor([root(i) for i in ids], device=columns[0]["input_ids"].device)
-    if not negatives:
-        return numbers, None
-    of_text = {text: root(i) for text, i in first.items()}
-    by_sample = zip(*map(tokens, negatives), strict=True)
-    rows = [[of_text.get(text, len(ids) + k) for k, text in enumerate(row)] for row in by_sample]
-    return numbers, torch.tensor(rows, device=numbers.device)
+    every = [numbered([*map(repr, tokens(column))], False) for column in (*columns, *negatives)]
+    count, device = len(every[0]), columns[0]["input_ids"].device
+    samples = torch.arange(count).repeat(len(columns))
+    own = torch.arange(count, count * (1 + len(negatives)))
+    ids = merged(torch.cat(every), torch.cat([samples, own])).to(device)
+    return ids[:count], ids[len(samples) :].view(-1, count).T if negatives else None
 
 
 class Guide:

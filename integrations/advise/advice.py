@@ -22,16 +22,12 @@ def advise(measured: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"topic": topic, "text": text, "evidence": [cite(cell) for cell in some]} for topic, text, some in said]
 
 
-def _usable(cell: Cell, measured: dict[str, Any]) -> bool:
-    """Whether a row can be advised: it knows no labels, and texts are neither mixed nor perturbed by gradients."""
-    changed = cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}
-    return not knows(cell) and not (measured.get("modality") == "text" and changed)
-
-
 def _effects(some: list[Cell], measured: dict[str, Any], oracle: bool = False) -> dict[str, list[Cell]]:
     """Group the cells of the user's modality, if it is known, by effect: usable ones, or also the oracle's."""
-    own = (cell for cell in some if measured.get("modality") in (None, cell["data"]))
-    return by_effect(cell for cell in own if _usable(cell, measured) or (oracle and cell["row"] == ORACLE))
+    own = [cell for cell in some if measured.get("modality") in (None, cell["data"])]
+    if measured.get("modality") == "text":  # texts are neither mixed nor perturbed by gradients
+        own = [cell for cell in own if not cp.objective(cell["spec"]).needs & {"mixed", "adversarial"}]
+    return by_effect(cell for cell in own if not knows(cell) or (oracle and cell["row"] == ORACLE))
 
 
 def _hard_negatives(measured: dict[str, Any]) -> Said:

@@ -20,7 +20,7 @@ from ..secrets import REDACTED
 from .table import COMMANDS
 
 FLAG = "--config"
-COMMANDS_THAT_TRAIN = ("train ", "tune ", "compare")
+COMMANDS_THAT_TRAIN = ("train ", "tune ", "compare", "race")
 # where and how runs are trained; the file of a run does not set these
 PLACE = ("out", "resume", "json", "jobs", "on", "track", "config")
 
@@ -69,7 +69,7 @@ def expand(name: str, words: Sequence[str]) -> list[str]:
     file, *more = [word for word in given if word != FLAG] or [""]
     if not file or "help" in dict(typed.groups):
         return list(words)  # the parser says that a file is missing
-    if more and (typed.host or name != "compare"):
+    if more and (typed.host or name not in ("compare", "race")):
         raise ValueError(f"{FLAG}: expected one file, got {' '.join([file, *more])}.")
     try:
         read = _read(file, name, parser)

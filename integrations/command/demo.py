@@ -67,11 +67,6 @@ USUAL = {
 }
 
 
-def check(domain_name: str) -> None:
-    """Raise ``ImportError`` or ``OSError`` if a domain cannot run here."""
-    getattr(_runs(domain_name), "check", lambda: None)()
-
-
 def cells(
     domain_name: str, objectives: Mapping[str, str], seeds: Sequence[int], quick: bool = False
 ) -> Iterator[dict[str, object]]:
@@ -125,7 +120,7 @@ def command(arguments: argparse.Namespace) -> int:
     notes: list[str] = []
     for name in arguments.domains:
         try:
-            check(name)
+            getattr(_runs(name), "check", lambda: None)()  # raises if it cannot run here
             grid[name] = list(cells(name, objectives, seeds, arguments.quick))
         except (ImportError, OSError) as error:
             notes.append(f"{name} is left out: {error}")

@@ -56,8 +56,6 @@ def _run(words: list[str]) -> int:
         options = build(name).parse_args(words, argparse.Namespace(words=words[len(name.split()) :]))
         if check := getattr(options, "check", None):  # names and files, before anything heavy is imported
             check(options)
-        if getattr(options, "config", None):  # else it has been replaced
-            raise ValueError(f"--config: expected one file, and the flag in full, got {options.config!r} too.")
         _import_torch(COMMANDS[name].script)
         from ..store.progress import plain_warnings
 

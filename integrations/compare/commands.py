@@ -108,10 +108,11 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
     if not script:
         yield "which script? Put it behind --, with its own arguments: -- train.py --epochs 1"
     if script[0] != "-m" and not Path(script[0]).is_file():
-        yield no_script(Path(script[0]))
+        yield no_script(script)
     if len(set(settings.objective)) < 2:
         rows = " ".join(settings.objective) or "none"
-        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {rows}"
+        own = "; behind the script, --objective is its own flag: put it before --" * ("--objective" in script)
+        yield f"--objective: expected two or more, such as {HOST} hcl:t=0.1, got {rows}{own}"
     if settings.baseline is not None and settings.baseline not in settings.objective:
         yield f"--baseline {settings.baseline}: expected one of the objectives: {', '.join(settings.objective)}"
     if settings.margin is not None and not settings.margin >= 0:

@@ -31,10 +31,11 @@ from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.summary import plural
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import FACTORS, Scores, at_edge, at_temperature, best_of, search
+from ..search.coordinate import FACTORS, FOLLOWS, Scores, at_edge, at_temperature, best_of, search
 from ..search.grids import GRIDS, grids_of
 from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
+from ..store.folder import plain
 from ..store.grid import writable
 from ..store.progress import print_line
 from ..store.run import TUNING, Run
@@ -91,6 +92,7 @@ class Comparison:
                 _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
+        self.remarks: dict[str, str] = {}
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
@@ -145,6 +147,7 @@ class Comparison:
         summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
         if settings.items:
             summary.items.extend(report.over_items(summary, settings.items, settings.margin))
+        summary.remarks.update(self.remarks)
         summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *self.notes]
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
@@ -154,7 +157,12 @@ class Comparison:
         settings, metric = self.settings, self.settings.tune_metric
         assert metric is not None
         run_all = partial(self._run_cells, metrics=[metric])
-        best, edges = tuned(self.specs, settings, self.cell, run_all, own=self.own)
+        named = [spec for spec in self.specs if cp.treatment(spec, "infonce").paths]  # first, as names may be wrong
+        first = [self.cell(spec, self.arguments.seed) for spec in named if spec.startswith(HOST)]
+        self._run_cells(first, total=len(first))
+        best, self.remarks = tuned(
+            [*named, *(spec for spec in self.specs if spec not in named)], settings, self.cell, run_all, own=self.own
+        )
         chosen = "; ".join(f"{quoted(spec)}: {quoted(best[spec])}" for spec in self.specs if spec in best)
         self.notes.append(
             f"tuned by {metric.text}, {settings.tune} settings each with {plural(settings.tune_seeds, 'seed')}; "
@@ -163,9 +171,12 @@ class Comparison:
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
             why = "the script's own loss stays as it is, and other rows have no number to try (t=host is none)"
             self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
-        self.notes += [f"at the edge of its grid, so try more, --tune or --grid: {', '.join(edges)}"] * bool(edges)
+        self.notes += ["where the best value is at the edge of its grid, try more: --tune or --grid"] * bool(
+            self.remarks
+        )
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
+        self.remarks |= {row: FOLLOWS for spec, row in best.items() if at_temperature(spec, self.own, 2) is None}
         seed = FIRST_SEED + settings.tune_seeds
         if again := tuned([self.twin], settings, self.cell, run_all, seed, self.own)[0].get(self.twin):
             same = ", the same setting, so its runs would be the same" * (again == best[self.twin])
@@ -267,9 +278,8 @@ def find_loss(
     is not there is an error. What it finds is kept in the store, since the name of a cell depends on it.
     """
     name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
-    shared = connect(writable(root))  # other machines find the same
     try:
-        data = json.loads(shared.read(name))
+        data = json.loads(connect(plain(root)).read(name))  # other machines find the same
     except FileNotFoundError:
         data = _watch(script, seam)
     commands = data["commands"]
@@ -280,7 +290,7 @@ def find_loss(
         similar = [name for name in registry.names() if registry.load(name).recognises(folder)]
         hint = f", name one: {roads}" if roads else f"; it looks like the host {similar[0]}" if similar else ""
         raise ValueError(f"auto: found {len(commands)} losses to replace{hint}")
-    shared.write(name, json.dumps(data).encode())
+    connect(writable(root)).write(name, json.dumps(data).encode())
     names = {name for loss in data["losses"] for name in loss.get("names", ()) if not known}
     for spec, path in [(one, path) for one in specs for path in cp.treatment(one, "infonce").paths.values()]:
         if names and (first := re.split(r"\W", path)[0]) not in names:
@@ -315,8 +325,8 @@ def tuned(
     run_cells: Callable[..., Sequence[Run]],
     seed: int = FIRST_SEED,
     own: str = "infonce:t=host",
-) -> tuple[dict[str, str], list[str]]:
-    """Return the best spec of the search from each objective, and which parameters are at the edge of their grids.
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the best spec of the search from each objective, and those with a parameter at the edge of its grid.
 
     The mean of some seeds from ``seed`` on chooses. Those without a parameter to tune are left out. ``make_cell`` makes
     a cell from a spec, a seed and more; ``run_cells`` returns the runs of cells, failed ones too, and counts them
@@ -344,13 +354,13 @@ def tuned(
         values = [sign * (run.result or {}).get(name, math.nan) for run in runs]
         return {spec: fmean(values[i * len(seeds) :][: len(seeds)]) for i, spec in enumerate(specs)}
 
-    best, edges = {}, []
+    best, edges = dict[str, str](), dict[str, str]()
     for spec, values in grids.items():
         scores = search(starts[spec], values, settings.tune, measure)
         best[spec] = best_of(scores)
         if math.isnan(scores[best[spec]]):
             raise ValueError(f"--tune: all runs of {spec} have failed.")
-        edges += [f"{name} of {quoted(best[spec])}" for name in values if at_edge(best[spec], name, scores)]
+        edges |= {best[spec]: edge} if (edge := at_edge(best[spec], values, scores)) else {}
     return best, edges
 
 

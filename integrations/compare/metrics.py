@@ -43,6 +43,7 @@ class Metric(items.Source):
     @classmethod
     def parse(cls, text: str) -> Metric:
         """Read ``KIND:PLACE:WHAT`` or ``NAME=KIND:PLACE:WHAT``."""
+        items.refuse_place(text)
         match = re.fullmatch(r"(?:([\w ./%@-]+)=)?(\w+):(.+)", text, re.S)
         if match is None or match[2] not in FORMS:
             hint = nearest(match[2] if match else text.partition(":")[0], FORMS)

@@ -17,11 +17,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import counterpoint as cp
+
 from .. import flags, report, store
 from ..report.statistics import Verdict
 from ..report.summary import plural
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import FACTORS, at_temperature
+from ..search.coordinate import FACTORS, FOLLOWS, at_temperature
 from ..store.files import finite
 from ..store.progress import duration, print_line
 from ..store.run import TUNING, Run
@@ -34,8 +36,9 @@ from .settings import HOST, SHARE, TEMPERATURES
 
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
-NOT_TUNED = "the temperature of your loss was not tuned, since it is not known"
+NOT_TUNED = "the temperature of your loss was not tuned, since it is learned or not known"
 INERT = "in its first training it left out no key, so it was your loss"
+TWIN = "in its first training it left out as many keys as {} and had the same numbers"
 DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
 HCL = ("hcl:beta=1,prior=0.1", "hcl:beta=2,prior=0.1")
 
@@ -98,6 +101,9 @@ class Race(Comparison):
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better)
         summary.notes[:0] = self._dropped()
+        follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
+        summary.remarks.update({arm.text: FOLLOWS for arm in follow})
+        summary.remarks.update({arm.text: "at the edge of the temperatures tried" for arm in self.arms if arm.edge})
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         print(f"page: {page}", file=sys.stderr)
         if self.arguments.json:
@@ -122,6 +128,8 @@ class Race(Comparison):
 
     def _search(self) -> None:
         """Train every arm for a share of the length, and the best to the end."""
+        typed = [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]  # may have wrong names
+        self._train(typed, {"length": 1.0, "steps_flag": self.flag} if self.flag else {"lines": 1}, share=1 / SHARE)
         self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow(own=True)
         tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
@@ -139,6 +147,9 @@ class Race(Comparison):
             arm.dropped = arm is not tuned and (arm not in best or math.isinf(arm.short))
         finished = [arm for arm in self.arms if not arm.dropped]
         print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
+        for arm in finished:
+            tried = {other.factor for other in self.arms if other.family == arm.family}
+            arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
@@ -178,9 +189,15 @@ class Race(Comparison):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve = self._points(run, quarter, value)
             only_excludes = arm.family.startswith(f"{HOST};") and not re.search("(labels|log_q|index)=", arm.family)
-            if only_excludes and run.done and run.details.get("excluded") == 0:
-                arm.short, arm.inert = -math.inf, INERT + DROPOUT * arm.family.endswith("; duplicates")
+            arm.excluded = run.details.get("excluded") if only_excludes and run.done else None
+            found = (arm.factor, arm.short, arm.excluded)
+            earlier = [other for other in (*self.arms, *new[: new.index(arm)]) if other.excluded]
+            twins = [one.text for one in earlier if (one.factor, one.short, one.excluded) == found]
+            if arm.excluded == 0 or twins:
+                inert = INERT + DROPOUT * arm.family.endswith("; duplicates")
+                arm.short, arm.inert = -math.inf, TWIN.format(twins[0]) if twins else inert
                 self.families = [family for family in self.families if family != arm.family]
+                print_line(f"{arm.text}: dropped, since {arm.inert}")
         self.arms += new
         return bool(new)
 

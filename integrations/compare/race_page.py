@@ -35,6 +35,8 @@ class Arm:
     full: float = math.nan
     dropped: bool = False
     inert: str = ""  # why it is the same as another one, and dropped
+    excluded: float | None = None  # keys that it left out in its first training, where that is known
+    edge: bool = False  # whether no larger multiple of the temperature was tried, or no smaller one
     curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
 
     @property

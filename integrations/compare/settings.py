@@ -1,6 +1,5 @@
 """The settings of a comparison; imports neither torch nor a framework."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,11 +16,7 @@ TEMPERATURES = (1.0, 0.5, 2.0)  # the first ones of a race, as multiples of the 
 def row(text: str) -> str:
     """A type for argparse: a treatment as it is typed, in which ``host`` is the script's own loss."""
     head = text.partition(";")[0].strip()
-    if head.endswith(".py") or head == "auto":
-        order = "auto --objective host hcl ... -- train.py ..."
-        raise argparse.ArgumentTypeError(
-            f"unexpected {head!r}. The host comes first, and the script behind --: {order}"
-        )
+    items.refuse_place(head)
     flags.spec(text.replace(HOST, "infonce", 1) if head == HOST else text, paths=True)
     return text.strip()
 
@@ -45,12 +40,8 @@ class Settings:
         metavar="ITEMS",
     )
     lower: bool = setting(False, "smaller numbers are better")
-    margin: float | None = setting(
-        None, "differences that do not matter (half a point of 100: .5 of percents)", type=float
-    )
-    baseline: str | None = setting(
-        None, "what the others are compared with (host, or the first)", type=row, metavar="SPEC"
-    )
+    margin: float | None = setting(None, "differences that do not matter (half a point of 100)", type=float)
+    baseline: str | None = setting(None, "what others are compared with (host, or the first)", type=row, metavar="SPEC")
     seed_flag: str | None = setting(
         None, "the script's own flag for its seed, such as --seed; or put {seed} among its arguments (none)", type=str
     )

@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from counterpoint.objective import Objective, as_objective
 from counterpoint.plugins import curl
+from counterpoint.plugins.encoders import follow
 from counterpoint.treatment import Treatment
 
 from ..domain import check_choice
-from .networks import Actor, Critic, Encoder, adam, center_crop, follow, initialize, random_crop
+from .networks import Actor, Critic, Encoder, adam, center_crop, initialize, random_crop
 from .replay import Transitions
 from .settings import AgentSettings
 

@@ -1,8 +1,8 @@
 """The networks of CURL's agent, and the crops that they see."""
 
 import math
+from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -117,13 +117,4 @@ class Actor(nn.Module):
         return action, (log_density - torch.log(F.relu(1 - action**2) + 1e-6)).sum(1)
 
 
-def adam(parameters: Any, lr: float, **options: Any) -> torch.optim.Optimizer:
-    """Fused Adam: one pass over memory, which bounds its speed."""
-    return torch.optim.Adam(parameters, lr, fused=True, **options)
-
-
-@torch.no_grad()
-def follow(slow: nn.Module, fast: nn.Module, tau: float) -> None:
-    """Update ``slow = (1 - tau) slow + tau fast``, parameter by parameter."""
-    for target, source in zip(slow.parameters(), fast.parameters(), strict=True):
-        target.lerp_(source, tau)
+adam = partial(torch.optim.Adam, fused=True)  # one pass over memory, which bounds its speed

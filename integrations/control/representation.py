@@ -26,6 +26,7 @@ from filelock import FileLock  # torch itself requires it
 from torch import Tensor
 
 from counterpoint.plugins import curl
+from counterpoint.plugins.encoders import follow
 
 from .. import store
 from ..domain import check_whole
@@ -33,7 +34,7 @@ from ..store.files import load_checked
 from ..store.run import Run
 from .agent import Contrast, check_objective
 from .environment import Control, action_repeat, check_task
-from .networks import Encoder, center_crop, follow, initialize, random_crop
+from .networks import Encoder, center_crop, initialize, random_crop
 from .settings import AgentSettings, RepresentationSettings
 
 DOMAIN = "control-representation"

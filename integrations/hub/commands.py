@@ -56,7 +56,8 @@ def push_command(arguments: argparse.Namespace) -> int:
     run = _run(arguments.run)
     if arguments.folder is not None:
         place = str(write(run, arguments.name, arguments.folder))
-        _say(arguments, {"run": run.address, "folder": place}, f"wrote {place}; nothing was pushed")
+        written = {"run": run.address, "folder": place}
+        print(json.dumps(written, indent=1) if arguments.json else f"wrote {place}; nothing was pushed")
         return 0
     hub = HfApi()
     with tempfile.TemporaryDirectory() as folder:
@@ -68,9 +69,6 @@ def push_command(arguments: argparse.Namespace) -> int:
             lines = str(error).strip().splitlines() or [type(error).__name__]
             raise ValueError(f"{arguments.name}: cannot be pushed ({lines[0]})") from error
     place = f"hf://{arguments.name}"
-    _say(arguments, {"run": run.address, "pushed": place}, f"pushed {run.title} to {place}")
+    pushed = {"run": run.address, "pushed": place}
+    print(json.dumps(pushed, indent=1) if arguments.json else f"pushed {run.title} to {place}", flush=True)
     return 0
-
-
-def _say(arguments: argparse.Namespace, result: dict[str, object], line: str) -> None:
-    print(json.dumps(result, indent=1) if arguments.json else line, flush=True)

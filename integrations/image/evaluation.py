@@ -61,12 +61,12 @@ def evaluate(
     train, test = (data if isinstance(data, ImageSet) else ImageSet("images", *data) for data in (train, test))
     probes = check_probes(probes, train, test)
     results: dict[str, float] = {}
+    classes = max(max(int(data.y.max()) + 1, len(data.classes)) for data in (train, test))
     if {"knn", "linear", "robust"}.intersection(probes):
         z, z_test = features(encoder, train.x), features(encoder, test.x)
     if "knn" in probes:
         results["knn"] = knn(z, train.y, z_test, test.y, settings.k, settings.temperature)
     if {"linear", "robust"}.intersection(probes):
-        classes = _count_classes(train, test)
         probe = linear_probe(z, train.y, classes, settings, seed)
         if "linear" in probes:
             results["linear"], top5 = _accuracies(probe(z_test), test.y)
@@ -77,17 +77,9 @@ def evaluate(
     if "shifted" in probes:
         for name, recipe in shifts(train.size).items():
             first, second = (shifted(data, recipe, settings.shift_seed + i) for i, data in enumerate((train, test)))
-            z, z_test, classes = features(encoder, first.x), features(encoder, second.x), _count_classes(first, second)
+            z, z_test = features(encoder, first.x), features(encoder, second.x)
             results[name] = _accuracies(linear_probe(z, first.y, classes, settings, seed)(z_test), second.y)[0]
     return results
-
-
-def _device(module: nn.Module) -> torch.device:
-    return next(module.parameters()).device
-
-
-def _count_classes(*sets: ImageSet) -> int:
-    return max(max(int(data.y.max()) + 1, len(data.classes)) for data in sets)
 
 
 def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
@@ -99,7 +91,7 @@ def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
 @torch.no_grad()
 def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     """Compute ``(N, width)`` features of images, ``uint8`` or in ``[0, 1]``, on the encoder's device."""
-    device = _device(encoder)
+    device = next(encoder.parameters()).device
     low, high = map(float, x.aminmax()) if x.is_floating_point() else (0.0, 1.0)
     if not (low >= 0 and high <= 1):
         raise ValueError(f"images: expected uint8, or numbers from 0 to 1, got numbers from {low:g} to {high:g}.")
@@ -189,7 +181,7 @@ def robust(
             accuracies |= {f"{name}@0": accuracies["clean"] for name in ("fgsm", "pgd")}
             continue
         box: dict[str, Any] = {"epsilon": epsilon, "clip": (0.0, 1.0)}
-        generator = torch.Generator(_device(classifier)).manual_seed(seed)
+        generator = torch.Generator(next(classifier.parameters()).device).manual_seed(seed)
         pgd = partial(cp.views.pgd, **box, step=settings.step, steps=settings.steps, generator=generator)
         for name, attacks in {"fgsm": [partial(cp.views.fgsm, **box)], "pgd": [pgd] * settings.restarts}.items():
             title = f"{name}@{epsilon:g}, epsilon {i} of {len(settings.epsilons)}"
@@ -199,7 +191,7 @@ def robust(
 
 def _attacked(classifier: nn.Module, x: Tensor, y: Tensor, attacks: Sequence[Attack], title: str) -> float:
     """Percent of images that are classified correctly under each of the attacks."""
-    device = _device(classifier)
+    device = next(classifier.parameters()).device
     correct = 0
     with evaluation_mode(classifier):
         parts = list(zip(x.split(ATTACK_BATCH), y.split(ATTACK_BATCH), strict=True))

@@ -93,17 +93,13 @@ def svg(drawing: Figure, alt: str, prefix: str) -> str:
 def _origin(column: Column) -> dict[str, object]:
     """Return how the runs came about: their commands, the settings that all share, notes on the data."""
     runs, first = column.runs, column.runs[0].arguments
+    typed = (shlex.split(run.record.get("command") or "unknown") for run in runs)
     shared = {name: value for name, value in first.items() if all(run.arguments.get(name) == value for run in runs)}
     return {
-        "commands": dict.fromkeys(map(_command, runs)),
+        "commands": {shlex.join([Path(words[0]).name, *words[1:]]): None for words in typed},
         "shared": {name: json.dumps(value) for name, value in shared.items()},
         "notes": dict.fromkeys(str(run.details["note"]) for run in runs if run.details.get("note")),
     }
-
-
-def _command(run: Run) -> str:
-    words = shlex.split(run.record.get("command") or "unknown")
-    return shlex.join([Path(words[0]).name, *words[1:]])
 
 
 def _made_with(runs: Iterable[Run]) -> dict[str, str]:

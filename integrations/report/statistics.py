@@ -36,10 +36,9 @@ def available() -> bool:
 
 
 def _stats() -> ModuleType:
-    try:
-        return import_module("scipy.stats")
-    except ImportError as error:
-        raise ImportError(MISSING) from error
+    if not available():
+        raise ImportError(MISSING)
+    return import_module("scipy.stats")
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,7 @@ class Report:
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
     items: list[Any] = field(default_factory=list)  # ItemReport
+    remarks: dict[str, str] = field(default_factory=dict)  # on rows
 
 
 def summarise(

@@ -56,7 +56,12 @@ def tables(report: Report, best: str) -> Iterator[Table]:
     for title, columns in groups:
         if len(columns) > 1:
             yield _overview(title, columns, [pooled for pooled in report.pooled if pooled.domain == title], best)
-        yield from (_table(column, best) for column in columns)
+        for table in (_table(column, best) for column in columns):
+            for row, line in zip(table.names, table.body, strict=True):
+                line[0] += f" ({report.remarks[row]})" if row in report.remarks else ""
+            shown = [j for j in range(len(table.head)) if not j or any(line[j] for line in table.body)]  # not empty
+            head, *body = ([line[j] for j in shown] for line in (table.head, *table.body))
+            yield table._replace(head=head, body=body)
 
 
 def _overview(title: str, columns: Sequence[Column], pooled: Iterable[Pooled], best: str) -> Table:
@@ -201,7 +206,7 @@ def plain(report: Report) -> dict[str, object]:
             if cell.check is not None:
                 numbers["trained_minus_this"] = {other: asdict(v) for other, v in cell.check.items()}
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
-            rows.append({**numbers, "paper": paper})
+            rows.append({**numbers, "paper": paper, "remark": report.remarks.get(row)})
         head = {key: value for key, value in vars(column).items() if key != "cells"}
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]

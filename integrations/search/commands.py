@@ -32,7 +32,7 @@ import counterpoint as cp
 
 from .. import flags
 from ..domain import Domain, domain
-from .coordinate import Scores, best_of, search
+from .coordinate import Scores, at_edge, best_of, search
 from .grids import GRIDS, Grids, grid, grids_of
 
 if TYPE_CHECKING:
@@ -130,6 +130,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
     return {
         "objective": start,
         "best": best,
+        "edge": at_edge(best, grids, scores),
         "domain": tuned.name,
         "dataset": first.arguments["dataset"],
         "metric": next(iter(first.record["result"])),
@@ -165,5 +166,6 @@ def text(result: Mapping[str, Any]) -> str:
     for spec, mean, values in (row.values() for row in rows):
         spread = f" ± {stdev(values):.4g}" if len(values) > 1 else ""
         score = "failed" if mean is None else f"{mean:.5g}{spread}"
-        lines.append(f"  {spec:{width}}  {score}" + "  (start)" * (spec == result["objective"]))
+        remarks = ["start"] * (spec == result["objective"]) + [result["edge"]] * (spec == result["best"])
+        lines.append(f"  {spec:{width}}  {score}" + "".join(f"  ({remark})" for remark in remarks if remark))
     return "\n".join([*lines, "", f"use {result['best']}"])

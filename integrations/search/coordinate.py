@@ -11,6 +11,7 @@ from .grids import Grids, changed, numbers
 
 Scores = dict[str, float]
 UNTYPED = 0.987654321  # a temperature that nobody types
+FOLLOWS = "at the script's own temperature, which is learned or not known"  # and which its own gradient trains on
 FACTORS = [2.0**power for power in range(-4, 5)]  # of the temperature that is tried first: what is tried at most
 
 
@@ -73,10 +74,11 @@ def by_nearness(values: Sequence[float], at: float) -> list[float]:
     return sorted(ordered, key=lambda value: abs(ordered.index(value) - bisect(ordered, at) + 0.5))
 
 
-def at_edge(best: str, name: str, tried: Iterable[str]) -> bool:
-    """Return whether no treatment that was tried has a larger value of a parameter than the best, or none a smaller."""
-    value, every = value_of(best, name), {value_of(spec, name) for spec in tried}
-    return len(every) > 1 and value in (min(every), max(every))
+def at_edge(best: str, names: Iterable[str], tried: Iterable[str]) -> str:
+    """Return a remark on parameters of which nothing that was tried has a larger value than the best, or a smaller."""
+    values = {name: [value_of(spec, name) for spec in (best, *tried)] for name in names}
+    ends = [name for name, (own, *every) in values.items() if own in (min(every), max(every)) and len({*every}) > 1]
+    return f"at the edge of its grid: {', '.join(ends)}" if ends else ""
 
 
 def best_of(scores: Mapping[str, float]) -> str:

@@ -66,7 +66,7 @@ def run_grid(
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
-    root = writable(root)
+    root = plain(root)
     requested = at_once(partial(Run, root), cells)
     runs = {run.path: run for run in requested}
     pending = [run for run in runs.values() if not (resume and run.done)]
@@ -79,6 +79,7 @@ def run_grid(
     try:
         if pending:
             prepare()
+            writable(root)
         while pending:
             busy = []
             with closing(_train(train, pending, jobs, executor, resume, progress is True)) as outcomes:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import counterpoint as cp
+from counterpoint.batch.options import OPTIONS
 
 Z1, Z2 = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(0))
 POS, NEG = torch.linspace(-0.5, 0.9, 5).unsqueeze(1), torch.linspace(-0.9, 0.9, 35).view(5, 7)
@@ -32,6 +33,27 @@ def without_row(row: int) -> torch.Tensor:
     mask = torch.ones(5, 7, dtype=torch.bool)
     mask[row] = False
     return mask
+
+
+def test_arguments_that_a_term_has_no_use_for_are_the_documented_ones():
+    """One loop can call any objective with these; every other argument changes the loss, or is refused."""
+    own, other = LOSS(Z1, Z2), torch.roll(Z1, 1, 0)
+    values = {"index": IDS, "prior": torch.full((6,), 0.3), "adversarial": Z1, "mixed": Z1}
+    for name, value in {**values, "positive_factor": torch.full((6,), 2.0)}.items():
+        assert torch.equal(cp.SigLIP()(Z1, Z2, **{name: value}), cp.SigLIP()(Z1, Z2))
+    documented = cp.Objective.forward.__doc__.partition("are ignored")[0]
+    assert {*values, "positive_factor"} == {*re.findall(r"``(\w+)``", documented)}
+    used = {"ids": IDS % 3, "labels": IDS % 3, "queue": QUEUE, "negatives": other, "log_q": -IDS.float(), "stacked": 1}
+    used |= {"directions": ("query_to_doc",), "hardness": ("in_batch_negatives", 1.0), "pairing": "one_way"}
+    used |= {"false_negatives": cp.margin(-0.5), "guide": (Z1, Z2), "empty": "keep", "in_batch": False}
+    used |= {"normalize": False, "engine": "tile", "gather": object(), "reduction": "none"}
+    assert {*used, *values, "positive_factor"} == {*OPTIONS}
+    for name, value in used.items():
+        try:
+            said = name * (not torch.equal(LOSS(Z1, Z2, **{name: value}), own))
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            said = str(error)
+        assert name in said or name == "gather", name
 
 
 EMBEDDINGS = {

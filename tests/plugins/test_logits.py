@@ -93,23 +93,12 @@ def test_a_scale_that_is_trained():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_calls_that_are_not_contrastive():
-    s, labels = similarities(4, 4), torch.tensor([1, 0, 3, 2])
-    criterion = ContrastiveLoss(
-        "hcl:t=1", contrastive=lambda logits, labels: torch.equal(labels, torch.arange(len(logits)))
-    )
-    assert torch.equal(criterion(s, labels), cross_entropy(s, labels))
-    assert torch.equal(criterion(s, torch.arange(4)), cp.HCL(1.0).from_logits(s, torch.arange(4)))
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_reductions_are_those_of_cross_entropy(reduction):
     s, labels = similarities(), torch.tensor([-1, 0, 3, -1, 5, 1])
     criterion = ContrastiveLoss("infonce:t=1", ignore_index=-1, reduction=reduction)
     expected = cross_entropy(s, labels, ignore_index=-1, reduction=reduction)
     torch.testing.assert_close(criterion(s, labels), expected, rtol=1e-12, atol=0)
-    plain = ContrastiveLoss("hcl", ignore_index=-1, reduction=reduction, contrastive=lambda *_: False)
-    assert torch.equal(plain(s, labels), expected)
 
 
 @pytest.mark.parametrize(
@@ -131,14 +120,10 @@ def test_soft_targets_and_label_smoothing(spec, smoothing):
     s, labels = similarities(), torch.tensor([-1, 0, 3, -1, 5, 1])
     for given in (labels, torch.rand(6, 9).double().softmax(1)):
         how = {"label_smoothing": smoothing, **({"ignore_index": -1} if given is labels else {})}
-        for criterion in (
-            ContrastiveLoss(spec, scale=4.0, **how),
-            ContrastiveLoss(spec, contrastive=lambda *_: False, **how),
-        ):
-            if given is labels and not smoothing and spec.startswith("soft"):
-                continue  # its targets are its own similarities
-            loss = criterion(s, given)
-            torch.testing.assert_close(loss, cross_entropy(s, given, **how), rtol=1e-12, atol=0)
+        if given is labels and not smoothing and spec.startswith("soft"):
+            continue  # its targets are its own similarities
+        loss = ContrastiveLoss(spec, scale=4.0, **how)(s, given)
+        torch.testing.assert_close(loss, cross_entropy(s, given, **how), rtol=1e-12, atol=0)
 
 
 def test_several_positives_and_targets_that_ramp_from_them():

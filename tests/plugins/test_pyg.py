@@ -96,6 +96,14 @@ def test_nodes_that_both_views_have(graphs):
     assert criterion(*views, nodes=nodes, ids=None) == loss
 
 
+def test_a_report_is_that_of_the_objective():
+    z1, z2 = torch.randn(2, 8, 4, generator=torch.Generator().manual_seed(0))
+    criterion, loss_fn = ContrastiveLoss("hcl:t=0.5", pairing="one_way"), cp.HCL(0.5)
+    assert criterion.report(z1, z2) == loss_fn.report(z1, z2, pairing="one_way")
+    nodes = (torch.arange(8), torch.arange(2, 10))
+    assert criterion.report(z1, z2, nodes=nodes) == loss_fn.report(z1[2:], z2[:6], pairing="one_way")
+
+
 def test_order_and_repetitions_of_nodes_do_not_matter():
     h = torch.randn(7, 4, generator=torch.Generator().manual_seed(0))
     n1, n2, n3 = torch.tensor([5, 3, 0, 6]), torch.tensor([3, 2, 5, 3, 6]), torch.tensor([6, 5, 3, 1])

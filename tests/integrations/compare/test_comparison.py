@@ -209,7 +209,7 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
     grid = (("t", (0.1, 0.2, 0.3, 0.5)),)
     alone = {"tune_metric": metric, "tune_seeds": 1}
     best, edges = tuned(specs, Settings(tune=5, grid=grid, lower=True, **alone), make, run_cells)
-    assert edges == []
+    assert edges == {}
     assert [cp.objective(best[spec]).temperature for spec in specs[1:]] == [0.2, 0.2]
     assert {(each["purpose"], each["seed"]) for each in asked} == {("tuning", 1000)}
     assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [5, 5]
@@ -248,17 +248,17 @@ def test_tuning_starts_at_the_scripts_temperature_and_names_an_edge(tmp_path):
     assert asked[:5] == first
     assert asked[6:9] == ["hcl:t=0.1; ids=doc", "hcl:t=0.05; ids=doc", "hcl:t=0.2; ids=doc"]
     assert best == {"infonce": "infonce:t=0.1", "hcl:beta=1; ids=doc": "hcl:t=0.1; ids=doc"}
-    assert "temperature of infonce:t=0.1" not in edges
+    assert "infonce:t=0.1" not in edges
     wide = Settings(tune=3, tune_seeds=1, tune_metric=settings.tune_metric)
     _, edges = tuned(["infonce"], wide, make, run_cells, own=own)
-    assert edges == ["temperature of infonce:t=0.1"]
+    assert edges == {"infonce:t=0.1": "at the edge of its grid: temperature"}
     asked.clear()
     tuned(["infonce:t=5e-2"], wide, make, run_cells, own=own)  # near .05, not near 5
     assert asked[1:] == ["infonce:t=0.025", "infonce:t=0.1"]
     typo = Settings(tune=3, tune_metric=settings.tune_metric, grid=(("temp", (0.1, 0.2)),))
     with pytest.raises(ValueError, match="--grid: no row has a number 'temp' to tune: infonce, hcl:beta=1; ids=doc"):
         tuned(["host", *specs], typo, make, run_cells, own=own)
-    assert tuned(["infonce"], typo, make, run_cells, own=own) == ({}, [])  # the placebo of rows that have it
+    assert tuned(["infonce"], typo, make, run_cells, own=own) == ({}, {})  # the placebo of rows that have it
 
 
 def test_the_mean_of_two_seeds_chooses(tmp_path):

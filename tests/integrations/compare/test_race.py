@@ -85,7 +85,7 @@ def test_the_best_other_treatment_is_one_that_gave_numbers():
     assert race.ranked([*failed, own]) == [own]
 
 
-def stand_in(folder, score, asked, most=16, tune_seeds=1):
+def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0):
     """Return a race whose trainings are scores; those of which there is none have failed."""
 
     def run_cells(cells, metrics=(), **_):
@@ -97,8 +97,8 @@ def stand_in(folder, score, asked, most=16, tune_seeds=1):
                 if (number := score(run.arguments)) is None:
                     run.fail("ValueError: no 'acc'. Known: accuracy.", "")
                 else:
-                    excluded = 0.0 if "; duplicates" in run.arguments["objective"] else None
-                    run.finish({"acc": number}, calls=9, step_seconds=[0.1], metrics=["acc"], excluded=excluded)
+                    keys = excluded if re.search("; (duplicates|ids)", run.arguments["objective"]) else None
+                    run.finish({"acc": number}, calls=9, step_seconds=[0.1], metrics=["acc"], excluded=keys)
         return runs
 
     raced = object.__new__(race.Race)
@@ -203,6 +203,40 @@ def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys)
     assert tried == ["host; duplicates"]  # no further temperature, nor to the end
 
 
+def test_of_two_treatments_with_equal_numbers_the_second_is_dropped(tmp_path, capsys):
+    asked: list[dict] = []
+
+    def score(one: dict) -> float:
+        spec = one["objective"].partition(";")[0].replace("host", "infonce:t=0.05")
+        gain = 1 if ";" in one["objective"] else -spec.startswith("hcl")
+        return one["seed"] % 7 / 10 + gain - abs(math.log2(cp.objective(spec).temperature / 0.05))
+
+    raced = stand_in(tmp_path, score, asked, excluded=3.5)
+    raced.families = ["host; duplicates", "host; ids=doc", "hcl:beta=1"]
+    raced.arguments.json = False
+    assert raced.run() == 0
+    shown = capsys.readouterr()
+    dropped = "host; ids=doc: dropped, since in its first training it left out as many keys as host; duplicates and had"
+    assert dropped in shown.out.replace("\n", " ")
+    assert dropped in shown.err
+    assert [one["objective"] for one in asked if "ids" in one["objective"]] == ["host; ids=doc"]
+
+
+def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
+    """Scores rise with every halving, until the budget ends."""
+
+    def score(one: dict) -> float:
+        spec = one["objective"].replace("host", "infonce:t=0.05")
+        return one["seed"] % 7 / 10 - math.log2(cp.objective(spec).temperature) - spec.startswith("hcl")
+
+    raced = stand_in(tmp_path, score, [], most=6)
+    raced.arguments.json = False
+    assert raced.run() == 0
+    assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures tried)" in capsys.readouterr().out
+    (page,) = tmp_path.rglob("report.html")
+    assert "at the edge of the temperatures tried)" in page.read_text(encoding="utf-8")
+
+
 def test_the_time_left_is_that_of_the_whole_race(tmp_path, monkeypatch):
     """In trainings of the length of the part: a quarter first, whole ones then, and none behind the last part."""
     told: list[tuple[int, float]] = []
@@ -237,7 +271,9 @@ def test_a_temperature_that_is_not_known_is_not_called_tuned(tmp_path, capsys):
     raced.own = "infonce:t=host"
     assert raced.run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
-    assert "the temperature of your loss was not tuned, since it is not known" in said
+    assert "the temperature of your loss was not tuned, since it is learned or not known" in said
+    (page,) = tmp_path.rglob("report.html")
+    assert "own temperature,<wbr> which is learned or not known)" in page.read_text()
     assert "times tuning the temperature" not in said
 
 

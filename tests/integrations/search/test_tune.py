@@ -117,8 +117,8 @@ def test_the_values_next_to_the_best_are_tried_first():
 
 def test_an_edge_is_where_nothing_was_tried_beyond():
     tried = ["hcl:t=0.1,beta=1", "hcl:t=0.2,beta=1", "hcl:t=0.4,beta=1"]
-    assert [at_edge(spec, "temperature", tried) for spec in tried] == [True, False, True]
-    assert not at_edge(tried[0], "beta", tried)  # of which one value was tried
+    end = "at the edge of its grid: temperature"
+    assert [at_edge(spec, ["temperature", "beta"], tried) for spec in tried] == [end, "", end]  # one beta was tried
 
 
 @pytest.mark.parametrize(
