@@ -128,8 +128,8 @@ class Race(Comparison):
 
     def _search(self) -> None:
         """Train every arm for a share of the length, and the best to the end."""
-        typed = [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]  # may have wrong names
-        self._train(typed, {"length": 1.0, "steps_flag": self.flag} if self.flag else {"lines": 1}, share=1 / SHARE)
+        if typed := [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]:  # perhaps wrong
+            self._train(typed, {"length": 1.0, "steps_flag": self.flag} if self.flag else {"lines": 1}, share=1 / SHARE)
         self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow(own=True)
         tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
