@@ -197,7 +197,7 @@ def conclude(
     known += [["counterpoint", "inject", name, "--objective", objective or "infonce:t=host"] for name in unseen]
     ready = commands_of(losses, objective)
     covered = [id(loss) for _, group in ready for loss in group]
-    data["open"] = [loss["site"] for loss in losses if id(loss) not in covered]
+    data["open"] = [loss["site"] for loss in losses if id(loss) not in covered and not loss.get("pairs")]
     for loss in losses:
         loss["command"] = id(loss) in covered
     every = dict[str, Any]()
@@ -229,8 +229,7 @@ def _known_hosts(folders: Iterable[Path], lines: Sequence[tuple[str, int]]) -> l
 
     def is_known(host: Host) -> bool:
         if host.sites:
-            sites = [Site.parse(text) for text in host.sites]
-            return any(site.covers(file, line) for site in sites for file, line in lines)
+            return any(Site.parse(text).covers(*each) for text in host.sites for each in lines)
         return any(host.recognises(folder) or (host.package and folder.name == host.package) for folder in folders)
 
     return [host.name for host in map(registry.load, registry.names()) if is_known(host)]

@@ -96,7 +96,7 @@ class Calls:
             options["bias"] = self.scales.bias(frame, where)
         own = self.seam.options.get("own") or own
         if isinstance(scale, float) and self.seam.spec != OWN_LOSS:  # of that, the scale is not measured
-            self.seam.own = own.replace("t=host", f"t={1 / scale:.6g}")
+            self.seam.owns[id(site)] = own.replace("t=host", f"t={1 / scale:.6g}")
         both = self.seam.options.get("way") == "both"
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
         told = self.seam.told(lambda: names_at(frame))

@@ -105,7 +105,7 @@ class Seam:
         at_end: called when the script has ended.
         quiet: print nothing; for spawned processes, whose parent prints.
         gaps: seconds from each call to the next.
-        own: the host's own loss, once an objective has replaced it; ``host`` while it is not known.
+        owns: the host's own losses that an objective has replaced, by the criterion.
         in_processes: :meth:`counts` of a process that was spawned, which speaks for all.
         own_guide: of a treatment that the encoder of the first step guides, or its moving average.
     """
@@ -133,7 +133,7 @@ class Seam:
     at_end: list[Callable[[], object]] = field(default_factory=list)
     quiet: bool = False
     gaps: list[float] = field(default_factory=list)
-    own: str = OWN_LOSS
+    owns: dict[int, str] = field(default_factory=dict)
     own_guide: OwnGuide | None = None
     in_processes: list[dict[str, float]] = field(default_factory=list)
     _objectives: dict[int, Objective] = field(default_factory=dict)
@@ -203,7 +203,7 @@ class Seam:
             own: the host's own loss, whose temperature and denominator are those of an objective that names none.
         """
         if id(criterion) not in self._objectives:
-            self.own = own if self.own == OWN_LOSS else self.own
+            self.owns.setdefault(id(criterion), own)
             loss_fn = self._objectives[id(criterion)] = objective_of(self.spec, own)
             for module in loss_fn.modules():
                 if isinstance(module, Schedule):

@@ -96,7 +96,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 
 def command(args: argparse.Namespace) -> int:
     script = _script(args)
-    from .host import HalfError, Seam, SeamError, UnreachedError, is_first_process
+    from .host import OWN_LOSS, HalfError, Seam, SeamError, UnreachedError, is_first_process
     from .launch import Script, run
 
     try:
@@ -148,7 +148,8 @@ def command(args: argparse.Namespace) -> int:
         return error.code
     finally:
         if counts is not None and not seam.quiet:
-            about = {"host": host.name, "objective": seam.spec, "own": seam.own, "calls": seam.calls, "error": failure}
+            own = " + ".join(sorted({*seam.owns.values()} - {OWN_LOSS})) or OWN_LOSS
+            about = {"host": host.name, "objective": seam.spec, "own": own, "calls": seam.calls, "error": failure}
             excluded = [each["excluded"] for each in seam.counts()]
             about["excluded"] = max(excluded) if excluded and all(x >= 0 for x in excluded) else None  # NaN: unknown
             counts.write_text(json.dumps({**about, "step_seconds": seam.step_seconds}))

@@ -220,11 +220,13 @@ def own_settings(runs: Iterable[Run]) -> Iterator[str]:
     shown = []
     for name, run in {run.name: run for run in runs}.items():
         known = run.details.get("own", HOST)
-        own = cp.objective("infonce:t=host" if known == HOST else known)
-        row = cp.objective(run.arguments["objective"], like=str(own))
-        parts = [part.to_dict() for part in row.modules() if isinstance(part, cp.Objective)]
-        values = {key: {str(part.get(key, HOST)) for part in parts if "temperature" in part} for key in SHARED}
-        if differ := [key for key, some in values.items() if some - {HOST, str(own.to_dict().get(key))}]:
+        differ = dict[str, None]()
+        for own in map(cp.objective, ("infonce:t=host" if known == HOST else known).split(" + ")):
+            row = cp.objective(run.arguments["objective"], like=str(own))
+            every = [part.to_dict() for part in row.modules() if isinstance(part, cp.Objective)]
+            values = {key: {str(part.get(key, HOST)) for part in every if "temperature" in part} for key in SHARED}
+            differ |= {key: None for key, some in values.items() if some - {HOST, str(own.to_dict().get(key))}}
+        if differ:
             shown.append(f"{quoted(name)} ({', '.join(differ)})")
     if shown:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"

@@ -210,7 +210,6 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
     if form is not None:
         entries = "one key of each row" if bool((form.positives.sum(1) == 1).all()) else "the entries of a mask"
-        self_similarity = len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach())
         finding |= {
             "ours": True,
             "form": form.name,
@@ -219,7 +218,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "positives": layout(form.positives)
             or (entries if bool(form.positives.any()) else "those of another product"),
             "masked": float((~form.used).double().mean()),
-            "self_similarity": self_similarity,
+            "self_similarity": len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach()),
             "gradient_difference": form.error,
         }
         # positives of a batched product are on each of its diagonals

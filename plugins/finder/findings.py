@@ -91,7 +91,7 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
     """Complete the finding of binary logits, SigLIP's loss; None if the loss does not depend on them."""
     if gradients(root, [sink.x])[0] is None:
         return None
-    finding |= {"form": "binary", "ours": False}
+    finding |= {"form": "binary", "ours": False, "pairs": all(p.kind == "rows" for p in sink.walk.products)}
     products = [p for p in sink.walk.products if not watch.is_head(p)]
     if len(products) != 1 or products[0].kind != "matrix":
         return finding

@@ -1,7 +1,9 @@
 """Products of two tensors, however they are written: ``a @ b.T``, ``einsum``, ``cosine_similarity``, sums, ..."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from string import ascii_lowercase, ascii_uppercase
 from types import FrameType
 from typing import Any
 
@@ -101,17 +103,20 @@ def _number(node: Node) -> float | None:
 
 
 def _einsum(equation: str, *tensors: Any) -> Any:
-    """As :func:`operands`, if one dimension is contracted; any number of others may lie beside it."""
+    """As :func:`operands`, if dimensions are contracted; tensors after the second are factors of that one."""
     tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
-    left, _, right = equation.replace(" ", "").partition("->")
-    terms = left.split(",")
-    inner = set.intersection(*map(set, terms)) - set(right)
-    if len(terms) != 2 or "." in left or len(inner) != 1:
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    right = right if arrow else "".join(c for c in sorted(left) if left.count(c) == 1)
+    x, _, others = left.partition(",")
+    y, *more = others.split(",")
+    inner = "".join(c for c in x if c in y and c not in right)
+    if "." in left or not inner or any(len({*z}) < len(z) for z in (x, y)) or not {*"".join(more)} <= {*y}:
         return None
-    at = [term.index(next(iter(inner))) for term in terms]
-    a, b = (x.movedim(i, -1) for x, i in zip(tensors, at, strict=True))
-    kind = "rows" if set(terms[0]) == set(terms[1]) else "matrix"
-    return a, b, kind, lambda a, b: torch.einsum(equation, a.movedim(-1, at[0]), b.movedim(-1, at[1])), False
+    one, two = ("".join(c for c in term if c not in inner) for term in (x, y))
+    a = torch.einsum(f"{x}->{one}{inner}", tensors[0]).flatten(len(one))
+    b = torch.einsum(f"{others}->{two}{inner}", *tensors[1:]).flatten(len(two))
+    again = functools.partial(torch.einsum, f"{one}{inner[0]},{two}{inner[0]}->{right}")
+    return a, b, "rows" if {*one} == {*two} else "matrix", again, False
 
 
 def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
@@ -119,20 +124,15 @@ def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
     if -dim > min(x.dim(), y.dim()):
         return None
     x, y = (z.movedim(dim, -1) for z in (x, y))
-    kind = "rows" if x.shape == y.shape else "matrix"
-    return x, y, kind, lambda a, b: torch.cosine_similarity(a, b, dim=-1), True
+    return x, y, "rows" if x.shape == y.shape else "matrix", functools.partial(torch.cosine_similarity, dim=-1), True
 
 
 def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
-    """As :func:`operands`, if one dimension of embeddings is contracted; ones beside it do not matter."""
+    """As :func:`operands`, written as an ``einsum``."""
     if isinstance(dims, int):
         dims = range(a.dim() - dims, a.dim()), range(dims)
-    rows, shape = [], []
-    for x, given in zip((a, b), dims, strict=True):
-        inner = [i % x.dim() for i in (given if hasattr(given, "__len__") else [given])]
-        outer = [i for i in range(x.dim()) if i not in inner]
-        if any(sum(x.shape[i] > 1 for i in some) != 1 for some in (inner, outer)):
-            return None
-        rows.append(x.permute(*outer, *inner).flatten(0, len(outer) - 1).flatten(1))
-        shape += [x.shape[i] for i in outer]
-    return *rows, "matrix", lambda a, b: (a @ b.mT).reshape(shape), False
+    x, y = ascii_lowercase[: a.dim()], [*ascii_uppercase[: b.dim()]]
+    for i, j in zip(*(at if hasattr(at, "__len__") else [at] for at in dims), strict=True):
+        y[j] = x[i]
+    right = "".join(c for c in (*x, *y) if (c in x) != (c in y))
+    return _einsum(f"{x},{''.join(y)}->{right}", a, b)

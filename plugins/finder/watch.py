@@ -196,8 +196,8 @@ class Watch(TorchFunctionMode):
         if walk is None or (name == "log" and not walk.names & {"Softmax", "Sigmoid"}):
             return out
         kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
-        if kind == "binary logits" and all(product.kind == "rows" for product in walk.products):
-            return out  # of ranked pairs, BPR's
+        if kind == "binary logits" and name[:6] != "binary" and all(each.kind == "rows" for each in walk.products):
+            return out  # of ranked pairs, BPR's, which have no labels
         if all(self.is_head(product) for product in walk.products):
             self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
             return out
@@ -226,9 +226,9 @@ class Watch(TorchFunctionMode):
                 if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:
                     sink.scale_names[name] = value.detach()
         if kind in ("log_softmax", "logsumexp") and x.dim() > 1:
-            for name, value in names_at(stack[0]).items():
-                if isinstance(value, Tensor) and value.shape == x.shape and value.is_floating_point():
-                    sink.alike[name] = value.detach().to(torch.double, copy=True)
+            tensors = {n: y for n, y in names_at(stack[0]).items() if isinstance(y, Tensor) and y.is_floating_point()}
+            tensors |= {f"{n}.T": y.T for n, y in tensors.items() if y.dim() == 2 and y.shape[::-1] == x.shape}
+            sink.alike = {n: y.detach().to(torch.double, copy=True) for n, y in tensors.items() if y.shape == x.shape}
         learned = list(walk.scalars)
         for product in walk.products:
             for operand in (product.a, product.b):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -181,6 +183,52 @@ def test_ranked_pairs_beside_it_are_not_contrastive(check):
     assert "1 contrastive loss\n" in found.err
 
 
+PAIRS = """
+def loss(a, b):
+    score = F.binary_cross_entropy_with_logits
+    pairs = score((a * b).sum(1), torch.ones(N).double()) + score((a * b.roll(1, 0)).sum(1), torch.zeros(N).double())
+    return pairs + F.cross_entropy(norm(a) @ norm(b).T * 8, torch.arange(N))
+"""
+
+
+def test_pairs_with_labels_are_named_and_hold_nothing_back(check):
+    """A recommender's pointwise loss, or EBM-NCE; no anchor has negatives in it."""
+
+    def scored(objective, a, b, _):
+        pairs = -F.logsigmoid((a * b).sum(1)).mean() - F.logsigmoid(-(a * b.roll(1, 0)).sum(1)).mean()
+        return pairs + objective(a, b, pairing="one_way")
+
+    found = check(PAIRS, scored, 1 / 8)
+    assert [loss["form"] for loss in found.losses] == ["infonce", "binary", "binary"]
+
+
+MIXED = """
+def loss(a, b):
+    logits, shares = norm(a) @ norm(b).T * 8, torch.arange(N).double() / 20 + 0.3
+    targets = torch.diag(shares)
+    targets[torch.arange(N), torch.arange(N).roll(1)] = 1 - shares
+    one = -(logits.log_softmax(-1) * targets).sum(-1).mean()
+    return (one - (logits.T.log_softmax(-1) * targets.T).sum(-1).mean()) / 2
+"""
+
+
+def test_targets_of_the_other_direction_are_transposed(check):
+    """Mixed samples have two positives with weights, and columns of these do not sum to one."""
+
+    def mixed(objective, a, b, _):
+        logits = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T * 8
+        shares = torch.arange(N).double() / 20 + 0.3
+        targets = torch.diag(shares)
+        targets[torch.arange(N), torch.arange(N).roll(1)] = 1 - shares
+        ways = ((logits, targets), (logits.T, targets.T))
+        losses = [objective.from_logits(x, y.argmax(1), scale=8, targets=y, reduction="none") for x, y in ways]
+        return sum((each * y.sum(1)).mean() / 2 for each, (_, y) in zip(losses, ways, strict=True))
+
+    found = check(MIXED, mixed, 1 / 8)
+    command = found.data["commands"][0]
+    assert command[command.index("--positives") + 1] == "targets,targets.T"
+
+
 ITSELF = """
 def contrast(z1, z2, both=True):
     if both:
@@ -217,8 +265,24 @@ def loss(a, b):
 """
 
 
-def test_the_own_loss_of_several_functions_is_all_of_theirs(find):
-    """A race must not take the temperature of one for that of both."""
+def test_the_own_loss_of_several_functions_is_all_of_theirs(find, tmp_path, monkeypatch, capsys):
+    """A race must not take the temperature of one for that of both, and a run records both."""
     data = find(SCRIPT.replace("{code}", TWO)).data
     assert data["own"] == "infonce:t=0.125 + infonce:t=0.2"
     assert at_temperature("host", data["own"], 1.5) is None
+    words = [*data["commands"][0][3 : data["commands"][0].index("--")], "--counts", "counts.json"]
+    assert launch(tmp_path, SCRIPT.replace("{code}", TWO), monkeypatch, capsys, "function", words).code == 0
+    assert json.loads((tmp_path / "counts.json").read_text())["own"] == data["own"]  # in any order
+
+
+def test_a_run_records_the_scales_of_all_sites(tmp_path, monkeypatch, capsys):
+    code = """
+def loss(a, b):
+    x, at = norm(a) @ norm(b).T, torch.arange(N)
+    first = F.cross_entropy(8 * x, at)
+    return first + F.cross_entropy(5 * x.T, at)
+"""
+    sites = ["--site", "toy.py:15", "--site", "toy.py:16"]
+    words = [*sites, "--objective", "hcl:t=host", "--counts", "counts.json"]
+    assert launch(tmp_path, SCRIPT.replace("{code}", code), monkeypatch, capsys, "logits", words).code == 0
+    assert json.loads((tmp_path / "counts.json").read_text())["own"] == "infonce:t=0.125 + infonce:t=0.2"

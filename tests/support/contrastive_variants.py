@@ -495,6 +495,26 @@ def loss(a, b):
         5,
         True,
     ),
+    "sequences_over_lengths": (
+        """
+def loss(a, b):
+    x, y = (torch.stack([z, z.roll(1, 1)], 1) for z in (a, b.detach()))
+    scores = torch.einsum("nct,mct,m->nm", x, y, 1 / (1e-8 + y.norm(dim=(1, 2))))
+    return F.cross_entropy(scores, torch.arange(N))
+""",
+        IN,
+        1,
+        True,
+    ),
+    "einsum_of_a_list_without_output": (
+        """
+def loss(a, b):
+    return F.cross_entropy(torch.einsum("nd,md", [norm(a), norm(b)]) * 4, torch.arange(N))
+""",
+        IN,
+        4,
+        True,
+    ),
     "divided_by_lengths": (
         """
 def loss(a, b):

@@ -306,6 +306,10 @@ def test_rows_are_named_as_they_are_typed(here, done):
         ("host", '"hcl:beta=1,t=0.1" (temperature); "dcl:denominator=negatives; ids=x.t" (denominator)'),
         ("infonce:t=0.1,denominator=negatives", ""),
         ("infonce:t=0.05,denominator=negatives", '"hcl:beta=1,t=0.1" (temperature)'),
+        (  # of several losses, each row's part that differs from one of them
+            "infonce:t=0.1,denominator=negatives + infonce:t=0.05,denominator=negatives",
+            '"hcl:beta=1,t=0.1" (temperature)',
+        ),
     ],
 )
 def test_a_row_says_in_what_it_differs_from_the_scripts_own_loss(done, own, said):
