@@ -165,7 +165,7 @@ def in_words(data: Findings) -> list[str]:
 def _loss_words(loss: Finding) -> list[str]:
     if not loss["form"]:
         text = f"{loss['kind']} of a product at {loss['site']} in {loss['function']}: {loss['call']}"
-        why = "its gradient is not that of InfoNCE, SupCon, NCA, HCL or DCL, nor SigLIP's"
+        why = "its gradient is not that of InfoNCE, SupCon, NCA, HCL, DCL or SigLIP; soft targets need a name there"
         return _table([("not known", text), ("why", why)])
     times = loss["calls"] / max(loss["steps"], 1)
     calls = f"{times:g} call{'s' * (times != 1)} a step"

@@ -229,6 +229,27 @@ def test_targets_of_the_other_direction_are_transposed(check):
     assert command[command.index("--positives") + 1] == "targets,targets.T"
 
 
+UNNAMED = """
+def loss(a, b):
+    logits, teacher = norm(a) @ norm(b).T * 8, norm(b) @ norm(b).T * 8
+    return -(logits.log_softmax(-1) * teacher.detach().softmax(-1)).sum(-1).mean()
+"""
+
+
+def test_soft_targets_without_a_name_are_told_to_have_one(find, check):
+    found = find(SCRIPT.replace("{code}", UNNAMED))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "soft targets need a name there" in found.err
+
+    def soft(objective, a, b, _):
+        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+        targets = (b @ b.T * 8).detach().softmax(-1)
+        return objective.from_logits(a @ b.T * 8, targets.argmax(1), scale=8, targets=targets)
+
+    named = UNNAMED.replace("    return", "    targets = teacher.detach().softmax(-1)\n    return")
+    check(named.replace(" * teacher.detach().softmax(-1))", " * targets)"), soft, 1 / 8)
+
+
 ITSELF = """
 def contrast(z1, z2, both=True):
     if both:

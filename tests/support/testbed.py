@@ -30,13 +30,14 @@ import bed_images
 import bed_last
 import bed_signals
 import bed_texts
+import bed_unseen
 import bed_wild
 from bed import IN, OUT, PRELUDE, Member
 
 from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
-PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last)
+PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
