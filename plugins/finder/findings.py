@@ -182,7 +182,7 @@ def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tens
     _, wanted = differentiate(lambda y: nn.functional.cross_entropy(y, targets, reduction=reduction).sum(), x)
     loss_fn = at_scale(finding["form"] or "", scale)
     try:
-        value, got = differentiate(lambda y: loss_fn.from_logits(y, labels, scale=scale, targets=soft), x)
+        value, got = differentiate(lambda y: loss_fn.from_logits(y, labels, scale=scale, targets=soft, empty="zero"), x)
     except ValueError as error:
         finding["doubts"].append(f"our objective refuses these logits: {error}")
         return

@@ -250,6 +250,27 @@ def test_soft_targets_without_a_name_are_told_to_have_one(find, check):
     check(named.replace(" * teacher.detach().softmax(-1))", " * targets)"), soft, 1 / 8)
 
 
+ALONE = """
+def loss(a, b):
+    masked = torch.zeros(N, N, dtype=torch.bool)
+    masked[3] = torch.arange(N) != 3
+    return F.cross_entropy((norm(a) @ norm(b).T * 8).masked_fill(masked, -torch.inf), torch.arange(N))
+"""
+
+
+@pytest.mark.filterwarnings("ignore:1 of 10 anchors have no negatives")
+def test_an_anchor_whose_negatives_are_all_masked(check):
+    """As wav2vec2's, where every sampled negative may be equal to the positive."""
+
+    def alone(objective, a, b, _):
+        masked = torch.zeros(N, N, dtype=torch.bool)
+        masked[3] = torch.arange(N) != 3
+        x = (F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T * 8).masked_fill(masked, -torch.inf)
+        return objective.from_logits(x, torch.arange(N), scale=8, empty="zero")
+
+    check(ALONE, alone, 1 / 8)
+
+
 ITSELF = """
 def contrast(z1, z2, both=True):
     if both:

@@ -25,6 +25,7 @@ train(loss, modules=[times])
 """
 PYLATE = """
 package("pylate", "pylate"), package("pylate.losses", "pylate/losses"), stub("pylate.models", ColBERT=nn.Module)
+nn.Module.skiplist_mask = staticmethod(lambda input_ids, skiplist: torch.ones_like(input_ids, dtype=torch.bool))
 alone = dict(all_gather=None, all_gather_with_gradients=None, get_rank=lambda: 0, get_world_size=lambda: 1)
 vars(package("pylate.utils", "pylate/utils")).update(alone)
 from pylate.losses.contrastive import Contrastive
