@@ -121,6 +121,12 @@ class Schedule(Moving):
     The step is a buffer: ``state_dict`` saves it, and it advances by one whenever you call the objective in training
     mode with gradients enabled.
 
+    Args:
+        start: Value before the first training call.
+        end: Value after ``steps`` training calls.
+        steps: Number of training calls, at least 1.
+        shape: ``"linear"`` or ``"cosine"``.
+
     >>> import counterpoint as cp
     >>> cp.InfoNCE(cp.Schedule(0.5, 0.1, 1000))
     infonce:t=schedule(0.5,0.1,1000),denominator=with_positive
@@ -189,6 +195,11 @@ class Learned(Moving):
     If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
     otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
     back into the interval.
+
+    Args:
+        init: Initial value.
+        low: Smallest value.
+        high: Largest value.
 
     >>> import counterpoint as cp
     >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))

@@ -1,6 +1,7 @@
 """Normalize embeddings, and choose their precision; the similarities of a sample's views."""
 
 import itertools
+import warnings
 from typing import Any
 
 import torch
@@ -18,15 +19,22 @@ SHORTEST, LONGEST = 1e-15, 1e15
 BLOCK = 1024  # rows whose gradients are computed together
 
 
-def unit(z: Tensor, eps: float = EPS) -> Tensor:
-    """Scale rows to length one; rows of zeros stay zero, with zero gradient."""
+def unit(z: Tensor, eps: float = EPS, name: str = "") -> Tensor:
+    """Scale rows to length one; rows of zeros stay zero, with zero gradient, and a warning if they have a name."""
     norms: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     if are_ordinary(norms, eps):
         return z * norms.reciprocal()
+    _warn_of_zeros(norms, name)
     largest = largest_entry(z.detach())
     slope = 1 / largest.clamp(min=eps)
     z = z * slope + z.detach() * (1 / largest - slope)  # z / largest, with a gradient that does not overflow
     return z * inverse_norms(z)
+
+
+def _warn_of_zeros(norms: Tensor, name: str) -> None:
+    if name and checks.wanted(norms) and (zeros := int((norms == 0).sum())):
+        why = "without a direction their similarities are 0, and they get no gradient"
+        warnings.warn(f"{name}: {zeros} of {norms.numel()} rows are zero: {why}.", stacklevel=2)
 
 
 def are_ordinary(norms: Tensor, eps: float) -> bool:
@@ -69,8 +77,9 @@ class UnitViews(torch.autograd.Function):
             scale = norms.reciprocal()
             z.mul_(scale)
         else:
-            for i, view in enumerate(views, 1):
+            for i, (view, lengths) in enumerate(zip(views, norms.chunk(len(views)), strict=True), 1):
                 checks.require_finite(view, f"view {i}")
+                _warn_of_zeros(lengths, f"view {i}")
             largest = largest_entry(z)
             scale = inverse_norms(z.div_(largest))
             z.mul_(scale)

@@ -142,7 +142,7 @@ class Batch:
         """Compute :attr:`views`; return :meth:`view_similarities` if asked, and computed with them."""
         if not self._stackable():
             self.check_finite()
-            self._views = [self._prepared(v) for v in self.raw]
+            self._views = [self._prepared(v, f"view {i}") for i, v in enumerate(self.raw, 1)]
             return None
         pos: Tensor
         stack: Tensor
@@ -155,7 +155,7 @@ class Batch:
         if self._views is not None:
             return self.views[i]
         self.check_finite()
-        return self._prepared(self.raw[i])
+        return self._prepared(self.raw[i], f"view {i + 1}")
 
     def view_similarities(self, first: bool = False) -> Tensor:
         """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
@@ -225,9 +225,9 @@ class Batch:
         for x, rows in zip(absent, gathered.split(widths, 1), strict=True):
             self._gathered[id(x)] = x, rows.unflatten(1, x.shape[1:])
 
-    def _prepared(self, z: Tensor) -> Tensor:
+    def _prepared(self, z: Tensor, name: str = "") -> Tensor:
         wide = z if z.dtype == self.dtype else z.to(self.dtype)
-        return unit(wide, self._eps(z)) if self.normalize else wide
+        return unit(wide, self._eps(z), name) if self.normalize else wide
 
     @staticmethod
     def _eps(z: Tensor) -> float:
