@@ -251,8 +251,7 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
         if doses > 1:
             panels.append((data, regime, curves))
     names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
-    if len(names) > 20:
-        raise ValueError(f"20 colours are not enough for {len(names)} rows.")
+    styles = dict(zip(names, product("osD^v", COLOURS), strict=False))  # a colour comes again with another marker
     if not panels:
         return
     height = -(-len(panels) // 2)
@@ -269,8 +268,8 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
             x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
             y = [c["difference"] for c in curve]
             errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
-            style = {"color": COLOURS[names.index(name)], "marker": "osD^v"[names.index(name) % 5]}
-            axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, **style)
+            marker, colour = styles[name]
+            axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, color=colour, marker=marker)
         axis.axhline(0, color="k", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=5)
         low, high = axis.get_ylim()
