@@ -46,7 +46,7 @@ PROPOSED = {
     "`adnce`": (("ADNCE",), FALSE),
     "`dcl`, `hcl`": (("DCL", "HCL"), FALSE),
     "any, with `ids=`": (("oracle",), FALSE),
-    "any, with `guide=`": (("masked by a guide",), FALSE),
+    "any, with `guide=`": (("masked by a guide", "guide, margin -.1", "guide, margin .05"), FALSE),
     "`supcon`, or any other, with `labels=`": (("oracle, SupCon",), FALSE),
     "`debpos`, `nca`": (("debiased positives, 4 views", "NCA, 4 views"), ("wrong positives",)),
     "`arcl(...)` with 4 or more views": (("ArCL, 4 views", "ArCL, 8 views"), ("views, shifted",)),
@@ -251,7 +251,6 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
         if doses > 1:
             panels.append((data, regime, curves))
     names = list(dict.fromkeys(name for _, _, curves in panels for name in curves))
-    styles = dict(zip(names, product("osD^v", COLOURS), strict=False))  # a colour comes again with another marker
     if not panels:
         return
     height = -(-len(panels) // 2)
@@ -263,12 +262,15 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
             curves[PLAIN].append({"level": 1.0, "difference": 0.0, "low": 0.0, "high": 0.0})
         levels = sorted({c["level"] for curve in curves.values() for c in curve})
         step = 0.012 * (levels[-1] - levels[0])
+        free, used = [*COLOURS, *COLOURS], list[Any]()
         for i, (name, curve) in enumerate(curves.items()):  # side by side
             curve.sort(key=lambda c: c["level"])
             x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
             y = [c["difference"] for c in curve]
             errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
-            marker, colour = styles[name]
+            at = names.index(name) % len(COLOURS)  # one colour in all panels, unless another name of this one has it
+            colour = next(colour for colour in free[at:] if colour not in used)
+            marker, used = "osD^v"[names.index(name) % 5], [*used, colour]
             axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, color=colour, marker=marker)
         axis.axhline(0, color="k", linewidth=0.8)
         axis.set_yscale("symlog", linthresh=5)

@@ -64,6 +64,7 @@ def benefit() -> str:
     few = [c for c in cells(row=ORACLE, regime="false negatives") if c["level"] < 1 / 50]
     mined = {cell["row"]: [cell] for cell in cells(regime="mined negatives")}
     images = cells(row="HCL", regime="false negatives", data="images")
+    guided = [c for c in cells(regime="false negatives", data="images") if c["row"].startswith("guide, margin")]
     groups = {name: by_effect(c for c in _others() if c["objective"] == name) for name in ("adnce", "dcl", "arcl")}
     adnce = groups["adnce"]
     points = [
@@ -73,7 +74,8 @@ def benefit() -> str:
         f"{_span(many)} where a sixth or more of the negatives are false; at 1 in 77, {_span(few)}.",
         "**Otherwise mask by a frozen guide, or use HCL with the batch's small `prior`**: among mined negatives "
         f"{_span(mined.get('masked by a guide', []))} and {_span(mined.get('HCL', []))}. "
-        f"On images with false negatives HCL gained in {len(by_effect(images)['helps'])} of {len(images)} cells.",
+        f"On images with false negatives HCL gained in {len(by_effect(images)['helps'])} of {len(images)} cells, and "
+        f"a guide lost in {len(by_effect(guided)['hurts'])} of {len(guided)}.",
         "**NCA on four views helps when positives are wrong**: "
         f"{_span(c for c in wrong if c['row'] == 'NCA, 4 views')}. "
         f"ADNCE gained in {len(adnce['helps'])} and lost in {len(adnce['hurts'])} of {sum(map(len, adnce.values()))} "
