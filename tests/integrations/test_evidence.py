@@ -26,13 +26,17 @@ def test_the_packaged_atlas_is_part_of_the_full_one():
     packaged = evidence.atlas()
     assert packaged["about"] == full["about"]
     assert packaged["about"]["seeds"] >= 20
+    places = {(c["data"], c["regime"], c["dose"]): c for c in full["cells"] if c["row"] == "InfoNCE, tuned again"}
     for cell, whole in zip(packaged["cells"], full["cells"], strict=True):
         assert cell.items() <= whole.items()
         assert cell["objective"] in cp.registry
         assert cp.objective(cell["spec"])
         assert cell["low"] <= cell["difference"] <= cell["high"]
         assert cell["effect"] in evidence.EFFECTS
-        assert (cell["effect"] in ("helps", "hurts")) == (whole["corrected"] <= 0.05)
+        told, placebo = whole["corrected"] <= 0.05, places.get((cell["data"], cell["regime"], cell["dose"]))
+        if placebo and placebo["corrected"] <= 0.05 and cell["versus"] == "InfoNCE" and cell["row"] != placebo["row"]:
+            told = False  # the choice of a setting alone makes such differences
+        assert (cell["effect"] in ("helps", "hurts")) == told
 
 
 def test_what_an_objective_shows_about_itself(planted, capsys):

@@ -373,7 +373,7 @@ def test_a_missing_script(launch):
 
 def test_an_unknown_option_is_not_taken_for_the_scripts(launch, capsys):
     with pytest.raises(SystemExit) as stop:
-        launch("logits", "--objectiv", "hcl", "--scales", "2")
+        launch("logits", "--objective", "hcl", "--scales", "2")
     assert stop.value.code == 2
     assert "unknown flag --scales. Did you mean '--scale'?" in capsys.readouterr().err
 
