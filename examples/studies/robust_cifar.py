@@ -33,7 +33,7 @@ ROWS: dict[str, list[Setting]] = {
 ROWS["HCL (M=1)" + AGAIN] = ROWS["HCL (M=1)"]
 STUDY = {
     **SIZES,
-    "small": Size("cifar10", 5, 1, {**SMALL, "subset": 4000, "epochs": 6}),
+    "small": Size("cifar10", 5, 3, {**SMALL, "subset": 4000, "epochs": 6}),
     "paper": Size("cifar100", 5, 1, {**SIZES["paper"].settings, "lr": 3e-4}),
 }
 
