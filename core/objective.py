@@ -45,9 +45,8 @@ class Objective(Parametrized):
     they need more of a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine;
     with a name (``class ADNCE(InfoNCE, name="adnce")``), also in specs.
 
-    Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes
-    during training, pass a :class:`Schedule` or a :class:`Learned` value instead of a number. Objectives compare by
-    value but hash by identity, like all torch modules.
+    Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes in
+    training, pass a :class:`Schedule` or :class:`Learned`. Objectives compare by value but hash by identity.
 
     >>> import counterpoint as cp
     >>> isinstance(cp.InfoNCE(), cp.Objective), cp.InfoNCE().replace(t=0.1)
@@ -107,9 +106,6 @@ class Objective(Parametrized):
     ) -> Tensor:
         """Compute the loss of a batch of embeddings.
 
-        ``index``, ``prior``, ``positive_factor``, ``adversarial`` and ``mixed`` are ignored by terms without a use for
-        them, so that one loop can call any objective; all other arguments take effect, or are refused.
-
         Args:
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
                 with ``positives=``. They are normalized here unless ``normalize=False``.
@@ -144,6 +140,7 @@ class Objective(Parametrized):
                 which pull some positives more than others. DCLW is ``InfoNCE(t, denominator="negatives")`` with
                 ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of normalized views and detached.
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
+                Terms without a use for these, ``index``, ``prior`` or ``positive_factor`` ignore them.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
                 cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice.
@@ -225,8 +222,7 @@ class Objective(Parametrized):
                 one over it, without which a trained scale (CLIP's ``logit_scale.exp()``) gets no gradient.
             bias: added to the similarities times ``scale``, as SigLIP does. A bias of ``"host"`` is this one.
             ignore_index: rows with this label do not count, whatever is in them.
-            empty: what rows are whose keys are all masked, and a batch without any positive: an ``error``, or of
-                loss ``zero``, as for cross entropy.
+            empty: what rows whose keys are all masked are, and a batch without positives: an ``error``, or ``zero``.
             log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
             guide: another model's similarities, of the shape of ``logits``: soft targets of ``cp.SoftTargets``.
             targets: soft targets like ``logits``, for any objective: the similarity of a positive is the mean of all
@@ -303,8 +299,7 @@ class Wrapper(Objective):
 
     @classmethod
     def _call_order(cls) -> list[Parameter]:
-        inner = Parameter("objective", Parameter.POSITIONAL_OR_KEYWORD, default="infonce")
-        return [inner, *super()._call_order()]
+        return [Parameter("objective", Parameter.POSITIONAL_OR_KEYWORD, default="infonce"), *super()._call_order()]
 
     def _assign(self, values: dict[str, Any]) -> None:
         super()._assign(values)
@@ -362,8 +357,7 @@ class Sum(Objective):
 
     @property
     def views(self) -> int | None:
-        required = [part.views for _, part in self.terms() if part.views is not None]
-        return max(required, default=None)
+        return max((part.views for _, part in self.terms() if part.views is not None), default=None)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -2,9 +2,8 @@
 
 An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
 log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same
-objective runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks.
-
-Torch differentiates :class:`MatrixNegatives`, apart from :class:`Product` and :class:`MatrixLogSumExp`.
+objective runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks. Torch differentiates
+:class:`MatrixNegatives`, apart from :class:`Product` and :class:`MatrixLogSumExp`.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ from .quadratic import multiple_of
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
 HIGHEST = 80.0
-
 # Exponents that are smaller, relative to the largest, are below rounding; their exponentials would be denormals.
 LOWEST = -60.0
-
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
 
@@ -45,8 +42,7 @@ class Negatives(ABC):
     With ``guided=True`` they are ``f(s, g, ...)``, where ``g`` is the similarity by the call's ``guide=``, or the
     model's own if there is none, as a constant.
 
-    The anchors may be only those of this process: for statistics of the whole batch use :meth:`across` and
-    :meth:`batch_mean`.
+    Anchors may be only those of this process: for statistics of the batch use :meth:`across` and :meth:`batch_mean`.
 
     >>> import torch, counterpoint as cp
     >>> neg: cp.Negatives = cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]]))
@@ -278,11 +274,9 @@ class MatrixNegatives(Negatives):
         workspace: Workspace | None = None,
         d_right: Tensor | None = None,
     ) -> MatrixNegatives:
-        """Materialize the similarities of embeddings; see :class:`counterpoint.engine.tiles.TileNegatives`.
+        """Materialize the similarities of blocks, as :class:`counterpoint.engine.tiles.TileNegatives` takes them.
 
-        Args:
-            blocks, mask, both: as there.
-            workspace, d_right: of :class:`Product`, if the similarities are differentiated at most once.
+        With ``workspace`` and ``d_right``, of :class:`Product`, they are differentiated at most once.
         """
         matrices, masks = [], []
         for left, right in blocks:
