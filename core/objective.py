@@ -106,6 +106,8 @@ class Objective(Parametrized):
     ) -> Tensor:
         """Compute the loss of a batch of embeddings.
 
+        Unused ``index``, ``prior``, ``positive_factor``, ``adversarial`` and ``mixed`` are ignored.
+
         Args:
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
                 with ``positives=``. They are normalized here unless ``normalize=False``.
@@ -140,7 +142,6 @@ class Objective(Parametrized):
                 which pull some positives more than others. DCLW is ``InfoNCE(t, denominator="negatives")`` with
                 ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of normalized views and detached.
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
-                Terms without a use for these, ``index``, ``prior`` or ``positive_factor`` ignore them.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
                 cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice.
@@ -213,8 +214,7 @@ class Objective(Parametrized):
         """Compute the loss of logits, as cross entropy takes them.
 
         Args:
-            logits: ``(..., anchors, keys)``, similarities times ``scale``. Minus infinity, or -1e4 and less, is a
-                mask: such a key is not a negative of that anchor.
+            logits: ``(..., anchors, keys)``, similarities times ``scale``; -1e4 and less masks a key for that anchor.
             labels: ``(..., anchors)`` column of each positive; booleans of the shape of ``logits`` for several
                 positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal. Rows
                 without a positive do not count.

@@ -33,7 +33,10 @@ def test_the_tables_are_those_of_the_packaged_atlas(path, table):
 
 def test_the_paragraph_on_benefit_counts_the_cells(planted):
     said = " ".join(atlas_tables.benefit().split())
-    assert "+3.0 points where a sixth or more of the negatives are false; at 1 in 77, nothing could be told" in said
+    assert (
+        "+3.0 points where a sixth or more of the negatives are false; at 1 in 10 and 1 in 77, nothing could be told"
+        in said
+    )
     assert "HCL gained in 1 of 2 cells" in said
     assert "DCL lost in 1, ArCL in 0." in said
     assert atlas_tables.counts().splitlines()[2:] == ["| false negatives, images | 1 | 1 | 1 | 1 |"]
