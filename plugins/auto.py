@@ -211,6 +211,8 @@ def conclude(
     owns = [spec_of(str(loss["form"]), loss, host_temperature(loss)) for loss in replaced]
     data["own"] = " + ".join(dict.fromkeys(owns)) or None
     print("\n".join(in_words(data)), file=sys.stderr)
+    if objective and commands and not apply:
+        print(f"  {objective} was not trained: start a command above, or add --apply.", file=sys.stderr)
     if apply and commands:
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if several or (len(known) != 1 and len(ready) != 1):

@@ -258,6 +258,7 @@ def test_the_command_it_prints_verifies(find, capsys, monkeypatch, name, objecti
     found = find(variant(name), "--objective", objective)
     (command,) = found.data["commands"]
     assert command[-4:] == ["--objective", objective, "--", "toy.py"]
+    assert f"{objective} was not trained: start a command above" in found.err
     monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     try:
