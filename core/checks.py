@@ -148,7 +148,8 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
 
 def require_ids(tensor: Tensor, what: str, length: int) -> Tensor:
     if require_tensor(tensor, what).dim() != 1 or len(tensor) != length or not is_whole(tensor):
-        raise ValueError(f"{what}: expected {length} integers, got shape {shape(tensor)} of {tensor.dtype}.")
+        once = " Give one per sample, not one per view." * (tuple(tensor.shape) == (2 * length,))
+        raise ValueError(f"{what}: expected {length} integers, got shape {shape(tensor)} of {tensor.dtype}.{once}")
     return tensor.long()
 
 

@@ -222,6 +222,7 @@ KEYS = {
         r"6 of 6 anchors have no negatives \(rows 0, .*labels",
     ),
     "ids length": (lambda: LOSS(Z1, Z2, ids=IDS[:5]), ValueError, r"ids: expected 6 integers, got shape \(5\)"),
+    "ids per view": (lambda: LOSS(Z1, Z2, ids=IDS.repeat(2)), ValueError, r"6 integers, got .*one per sample, not"),
     "ids floats": (lambda: LOSS(Z1, Z2, ids=torch.rand(6)), ValueError, r"ids: expected 6 integers, got .*float32"),
     "ids matrix": (
         lambda: LOSS(Z1, Z2, ids=IDS.view(6, 1)),
