@@ -135,7 +135,7 @@ class TileNegatives(Negatives):
         return edge, edge
 
     def buffers(self) -> tuple[Workspace | None, Tensor | None]:
-        """Return ``workspace`` and ``d_right`` of the next :class:`TilePass`, or product, if it has none of its own."""
+        """Return buffers for all tiles of the next reduction, None to store those that pay, and for keys' gradient."""
         return None, None
 
     @property

@@ -268,7 +268,7 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
             x = [c["level"] * 1.04**i if regime == "temperature" else c["level"] + step * i for c in curve]
             y = [c["difference"] for c in curve]
             errors = [[c["difference"] - c["low"] for c in curve], [c["high"] - c["difference"] for c in curve]]
-            at = names.index(name) % len(COLOURS)  # one colour in all panels, unless another name of this one has it
+            at = names.index(name) % len(COLOURS)  # the same in all panels; the next free colour if taken
             colour = next(colour for colour in free[at:] if colour not in used)
             marker, used = "osD^v"[names.index(name) % 5], [*used, colour]
             axis.errorbar(x, y, errors, markersize=4, capsize=2, label=name, color=colour, marker=marker)
