@@ -19,6 +19,7 @@ compiling: Callable[[], bool] = (
 )
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # not in torch 2.2
 _mode = "auto"
+MAPS = " Give the encoder's embeddings; of feature maps, z.flatten(1), or their mean z.mean((2, 3))."
 GROUPS = " If each group is a batch of its own: torch.vmap(loss_fn)(z1, z2)."
 
 
@@ -77,6 +78,7 @@ def require_tensor(value: object, what: str) -> Tensor:
         texts = (several := isinstance(value, (list, tuple))) and any(isinstance(item, str) for item in value)
         hint = ": number its texts, those of the whole data set, {text: i for i, text in enumerate(texts)}" * texts
         hint = hint or (f": torch.tensor({what})" if several else f"; for all, HCL(prior={value})" * (what == "prior"))
+        hint = ": torch.from_numpy(...)" if type(value).__module__ == "numpy" else hint
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}{hint}.")
     if hasattr(value, "device_mesh"):
         raise TypeError(f"{what}: expected a plain tensor, got a DTensor: call to_local(), or full_tensor().")
@@ -115,7 +117,8 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
     """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
-            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call loss_fn(*views).")
+            call = "loss_fn(*views)" if i == 1 else "loss_fn(z1, z2), and pass the rest by name, such as labels="
+            raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call {call}.")
         if not require_tensor(view, f"view {i}").is_floating_point():
             labels = "Pass labels by name, labels=...; for logits, call from_logits(logits, labels)."
             hint = f" {labels}" if is_whole(view) else ""
@@ -135,9 +138,10 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
     dims = 3 if queued and views[0].dim() == 3 else 2
     for i, view in enumerate(views, 1):
         if view.dim() != dims or view.shape != views[0].shape:
+            hint = (GROUPS if view.dim() == 3 else MAPS) * (view.dim() > dims)
             raise ValueError(
                 f"view {i}: expected shape {shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {shape(view)}.{GROUPS * (view.dim() > dims)}"
+                f"{' as view 1' if i > 1 else ''}, got {shape(view)}.{hint}"
             )
         if 0 in view.shape:
             raise ValueError(f"view {i}: empty, shape {shape(view)}.")
@@ -148,7 +152,7 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
 
 def require_ids(tensor: Tensor, what: str, length: int) -> Tensor:
     if require_tensor(tensor, what).dim() != 1 or len(tensor) != length or not is_whole(tensor):
-        once = " Give one per sample, not one per view." * (tuple(tensor.shape) == (2 * length,))
+        once = " Give one per sample, not one per view." * (tuple(tensor.shape) in {(2 * length,), (3 * length,)})
         raise ValueError(f"{what}: expected {length} integers, got shape {shape(tensor)} of {tensor.dtype}.{once}")
     return tensor.long()
 

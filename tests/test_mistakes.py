@@ -143,7 +143,7 @@ VISION = {  # trains with lightly or Lightning
 }
 GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "LOSS(A[:, :8], B)": r"view 2: expected shape \(8, 8\) as view 1, got \(8, 16\)",
-    "LOSS(A.numpy(), B)": "view 1: expected a tensor, got ndarray",
+    "LOSS(A.numpy(), B)": r"view 1: expected a tensor, got ndarray: torch.from_numpy\(",
     "LOSS(A.long(), B.long())": "view 1: expected floating-point values, got torch.int64",
     "LOSS(A, B, ids=torch.rand(8))": "ids: expected 8 integers, got shape .* of torch.float32",
     "LOSS(A, B, engine='tile')": "'tile'. Did you mean 'tiles'",

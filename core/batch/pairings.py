@@ -325,8 +325,8 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
         raise ValueError(f"labels= goes with the pairings views, one_way, symmetric and queue, not {name}.")
     if len(batch.raw) < views or (exactly and len(batch.raw) > views):
         wanted = f"{'exactly' if exactly else 'at least'} {views} views"
-        hint = checks.hint_of_logits(batch.raw[0]) if len(batch.raw) == 1 else ""
-        raise ValueError(f"the pairing {name} needs {wanted}, got {len(batch.raw)}.{hint}")
+        hint = f"{checks.hint_of_logits(batch.raw[0])} If the tensor holds both views: loss_fn(*z.chunk(2))."
+        raise ValueError(f"the pairing {name} needs {wanted}, got {len(batch.raw)}.{hint * (len(batch.raw) == 1)}")
     if batch.total < 2 and (batch.negatives is None or name == "single"):
         raise ValueError(
             "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "

@@ -66,7 +66,18 @@ EMBEDDINGS = {
         TypeError,
         r"view 2: expected floating-point values, got torch.int64\. .*labels=.*call from_logits\(logits, labels\)",
     ),
-    "one view": (lambda: LOSS(Z1), ValueError, r"pairing views needs at least 2 views, got 1\.$"),
+    "one view": (
+        lambda: LOSS(Z1),
+        ValueError,
+        r"needs at least 2 views, got 1\. If .* both .*: loss_fn\(\*z\.chunk\(2",
+    ),
+    "a list after the views": (
+        lambda: LOSS(Z1, Z2, [0, 1]),
+        TypeError,
+        r"view 3: .* got list: .* by name, such as labels=",
+    ),
+    "feature maps": (lambda: LOSS(*torch.ones(2, 6, 4, 3, 3)), ValueError, r"got \(6, 4, 3, 3\)\. .*z\.flatten\(1\)"),
+    "ids of three views": (lambda: LOSS(Z1, Z2, Z2, ids=torch.arange(18)), ValueError, r"per sample, not one per view"),
     "logits": (lambda: LOSS(Z1 @ Z2.T), ValueError, r"got 1\. For logits, call from_logits\(logits, labels\)"),
     "one stacked view": (lambda: LOSS(Z1.unsqueeze(1), stacked=True), ValueError, r"needs at least 2 views, got 1"),
     "stacked in an unknown way": (
