@@ -330,8 +330,8 @@ def write(page: Path, lines: Sequence[str]) -> None:
     question = (
         "**Does a loss help when the encoder itself is fine-tuned?** MiniLM on 77 intents, all of it or its last "
         "two layers. In topical batches one in six negatives is false, in mined ones two of three hard negatives are. "
-        "Known intents correct that. The guide is the encoder before training. The placebo is InfoNCE, tuned again. "
-        "Rows that have not finished all seeds are left out."
+        "Known intents correct that. The guide is the encoder before training. The placebo is InfoNCE, tuned again; "
+        "where its t is the same, its difference is 0. Rows that have not finished all seeds are left out."
     )
     command = "    COUNTERPOINT_DATA=... python examples/studies/finetuned.py        # continues where it stopped"
     body = "\n".join([question, "", "![Differences with intervals](results/finetuned.png)", "", *lines, "", command])

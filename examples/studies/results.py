@@ -271,7 +271,10 @@ def answer(columns: Sequence[Column]) -> str:
     noisy = [metric for metric, one in tuned_again if one.different]
     if noisy:
         return f"{text} The placebo differs too, on {' and '.join(noisy)}: verdicts there may be noise of tuning."
-    return f"{text} The placebo, {_plain(str(columns[0].baseline))} tuned again, differs nowhere."
+    again = f"The placebo, {_plain(str(columns[0].baseline))} tuned again,"
+    if not any(one.difference or one.low or one.high for _, one in tuned_again):
+        return f"{text} {again} chose the same setting, so its difference is 0."
+    return f"{text} {again} differs nowhere."
 
 
 def short_table(columns: Sequence[Column]) -> Iterator[str]:

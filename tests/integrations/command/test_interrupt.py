@@ -31,7 +31,7 @@ from counterpoint.integrations.command import main
 from counterpoint.integrations.command.table import COMMANDS
 
 MOMENTS = 4
-PYTHON_STARTS = 0.15  # seconds in which Python itself handles the signal
+PYTHON_STARTS = 0.3  # seconds in which Python itself handles the signal
 TRAIN = "--batch 8 --every 3 --save 3 --lr 0.01 --epochs 2 --max-length 12"
 AGENT = "--size 24 --crop 20 --filters 4 --hidden 16 --batch 8 --capacity 1000 --random-steps 20 --episodes 1"
 SMALL = "--epochs 3 --folds 3 --hidden 8"
@@ -39,24 +39,25 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "objectives": "hcl:beta=2 --plot {out}/weights.png --json",
     "advise": "{data}/a.npy {data}/b.npy --json",
     "doctor": "--json",
-    "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:8 --report {out}/steps.jsonl "
-    "-- {data}/train.py",
-    "race": "logits --site {data}/train.py:8 --scale 10 --objective hcl:t=0.1 --seeds 3 --set-seed "
-    "--steps-flag --steps --metric 'output:loss (.+)' --lower --out {out} --json -- {data}/train.py --steps 8",
-    "compare": "logits --site {data}/train.py:8 --scale 10 --objective host hcl:t=0.1 --seeds 1 --set-seed "
+    "inject": "logits --objective hcl:t=0.1 --scale 10 --site {data}/train.py:12 --report {out}/steps.jsonl "
+    "-- {data}/train.py --seed-itself",
+    "race": "logits --site {data}/train.py:12 --scale 10 --objective hcl:t=0.1 --seeds 3 --set-seed "
+    "--steps-flag --steps --metric 'output:loss (.+)' --lower --out {out} --json -- {data}/train.py --steps 40",
+    "compare": "logits --site {data}/train.py:12 --scale 10 --objective host hcl:t=0.1 --seeds 1 --set-seed "
     "--metric 'output:loss (.+)' --out {out} --json -- {data}/train.py",
     "train graph": f"{SMALL} --objective infonce:t=0.2 hcl:t=0.2 --jobs 2 --out {{out}} --json",
     "train image": "--epochs 3 --batch 64 --subset 128 --width 16 --probe knn --out {out} --json",
     "train sentence": f"--data {{data}}/texts.txt --root {{data}} --model {{data}}/bert --pooling cls {TRAIN} "
     "--objective infonce:t=0.05 --jobs 2 --out {out} --json",
     "train control": f"--task cartpole-balance --steps 600 --eval-every 400 {AGENT} --out {{out}} --json",
-    "push": "{train image} owner/name --folder {out}/published --json",
+    "push": "{train image}/image/digits/infonce-t=0.5-denominator=with_positive-dc0434f7/seed0 "
+    "owner/name --folder {out}/published --json",
     "eval graph": "{train graph} --probe svm knn --folds 3 --json",
     "eval image": "{train image} --probe knn --json",
-    "eval sts": "{data}/bert --pooling cls --data {data} --plot {out}/distances.png --json",
-    "eval transfer": "{data}/bert --pooling cls --data {data} --tasks CR TREC --jobs 2 --json",
+    "eval sts": "{data}/bert --pooling cls --root {data} --plot {out}/distances.png --json",
+    "eval transfer": "{data}/bert --pooling cls --root {data} --tasks CR TREC --jobs 2 --json",
     "eval retrieval": "{data}/bert --pooling cls --data {data}/words --json",
-    "eval mteb": "{data}/bert --pooling cls --data {data} --tasks STSBenchmark --out {out} --json",
+    "eval mteb": "{data}/bert --pooling cls --tasks STS16 --out {out} --json",
     "eval control": "{train control} --episodes 1 --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
     "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
@@ -68,13 +69,20 @@ NEEDS |= {"demo": "torch_geometric", "push": "lightly", "mteb": "mteb"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, normalize
 torch.set_num_threads(1)
+if "--seed-itself" in sys.argv:
+    torch.manual_seed(0)
+steps = int(sys.argv[sys.argv.index("--steps") + 1]) if "--steps" in sys.argv else 300
 x, layer = torch.randn(64, 8), torch.nn.Linear(8, 8)
-for _ in range(300):
-    z = torch.nn.functional.normalize(layer(x))
-    (loss := cross_entropy(10 * z @ z.T, torch.arange(64))).backward()
-print("loss", float(loss))
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+for _ in range(steps):
+    z = normalize(layer(x))
+    loss = cross_entropy(10 * z @ z.T, torch.arange(64))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("loss", loss.item())
 """
 
 
@@ -139,7 +147,10 @@ class Start:
             folder.mkdir(exist_ok=True)
         self.began = time.monotonic()
         command = [str(Path(sys.executable).with_name("counterpoint")), *name.split(), *words]
-        self.process = session(command, env={**os.environ, "TMPDIR": str(self.temporary)}, cwd=out.parent)
+        env = {**os.environ, "TMPDIR": str(self.temporary)}
+        if name == "eval mteb":
+            env["COUNTERPOINT_DATA"] = str(Path(words[0]).parent)
+        self.process = session(command, env=env, cwd=out.parent)
 
     def interrupted(self, after: float) -> int:
         time.sleep(max(0, after - (time.monotonic() - self.began)))
@@ -155,8 +166,10 @@ class Start:
         for word in () if script else ("Traceback", "Exception ignored", "leaked"):
             assert word not in errors, (code, seconds, errors)
         assert script or code in (0, 130), (code, seconds, errors)
-        left = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torch_geometric.")]
-        assert not left, (code, seconds)  # but for PyG's generated modules, which it never deletes
+        # but for PyG's generated modules, which it never deletes, and what Python makes of them
+        of_pyg = ("torch_geometric.", "__pycache__")
+        left = [path.name for path in self.temporary.iterdir() if not path.name.startswith(of_pyg)]
+        assert not left, (code, seconds)
         return code, said
 
 
