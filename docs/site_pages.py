@@ -359,6 +359,9 @@ def defined(package: Path) -> dict[str, str]:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             names = [getattr(target, "id", None) for target in targets] + [getattr(node, "name", None)]
             places.update({name: file.stem for name in names if name})
+    for node in ast.walk(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:  # where several modules define a name
+            places |= {one.asname or one.name: str(node.module) for one in node.names}
     return places
 
 

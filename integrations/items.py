@@ -133,10 +133,16 @@ def _checked(place: str, ids: Sequence[str], table: NDArray[np.float64]) -> Item
     return Items(tuple(ids), table[:, 0], table[:, 1] if table.shape[1] == 2 else None)
 
 
-def write(folder: Path, set_name: str, model: str, rows: Iterable[Mapping[str, object]]) -> Path:
-    """Write the items of a set that a model was scored on as JSON lines, in ``FOLDER/SET/MODEL.jsonl``."""
-    safe = (re.sub(r"[^\w.-]+", "_", name).strip("._") or "_" for name in (set_name, model))
-    path = folder.joinpath(*safe).with_suffix(".jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
+def write(folder: Path, set_name: str, models: Mapping[str, Iterable[Mapping[str, object]]]) -> list[Path]:
+    """Write the items of a set that each model was scored on as JSON lines, in ``FOLDER/SET/MODEL.jsonl``."""
+
+    def plain(name: str) -> str:
+        return re.sub(r"[^\w.-]+", "_", name).strip("._") or "_"
+
+    paths = {folder / plain(set_name) / f"{plain(model)}.jsonl": model for model in models}
+    if len(paths) < len(models):
+        raise ValueError(f"--items: {' and '.join(models)} would be written to the same file; give them other names.")
+    for path, model in paths.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps(row) + "\n" for row in models[model]), encoding="utf-8")
+    return list(paths)

@@ -47,7 +47,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Compute accuracies in percent; classifiers are fitted on ``train`` and tested on ``test``.
 
-    Each is an image set, or a pair of images ``(N, 3, height, width)`` of ``uint8`` and their classes ``(N,)``.
+    Each is an image set, or a pair of images ``(N, 3, height, width)`` of ``uint8`` and their classes ``(N,)``. The
+    encoder gets numbers from 0 to 1: one that was trained on normalized images must normalize them itself, as in
+    ``nn.Sequential(torchvision.transforms.Normalize(mean, std), encoder)``.
 
     ===========  ====================================================================================================
     probe        numbers
@@ -58,7 +60,7 @@ def evaluate(
     ``shifted``  ``aug1`` to ``aug5``: linear probes on modified images, see :func:`shifts`
     ===========  ====================================================================================================
     """
-    train, test = (data if isinstance(data, ImageSet) else ImageSet("images", *data) for data in (train, test))
+    train, test = map(_as_set, (train, test))
     probes = check_probes(probes, train, test)
     results: dict[str, float] = {}
     classes = max(max(int(data.y.max()) + 1, len(data.classes)) for data in (train, test))
@@ -82,6 +84,14 @@ def evaluate(
     return results
 
 
+def _as_set(data: Any) -> ImageSet:
+    if isinstance(data, ImageSet):
+        return data
+    if not (isinstance(data, (tuple, list)) and len(data) == 2):
+        raise TypeError(f"expected an ImageSet, or a pair of images and classes, got {type(data).__name__}.")
+    return ImageSet("images", *data)
+
+
 def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
     """Top-1 and top-5 accuracy in percent."""
     hits = scores.topk(min(5, scores.shape[1]), dim=1).indices == y.to(scores.device).unsqueeze(1)
@@ -97,7 +107,11 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
         raise ValueError(f"images: expected uint8, or numbers from 0 to 1, got numbers from {low:g} to {high:g}.")
     with evaluation_mode(encoder):
         parts = store.track(x.split(batch), "features, batches")
-        return torch.cat([encoder(convert_image_dtype(part.to(device))).float() for part in parts])
+        found = [encoder(convert_image_dtype(part.to(device))) for part in parts]
+    if not isinstance(found[0], Tensor) or found[0].dim() != 2:
+        got = tuple(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
+        raise TypeError(f"encoder: expected features (N, width) of N images, got {got}; wrap it in a module that does.")
+    return torch.cat(found).float()
 
 
 def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:

@@ -165,8 +165,7 @@ def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[It
     for part in sets[first]:
         rows = {name: scores[part].items for name, scores in sets.items()}
         if arguments.items is not None:
-            for name, some in rows.items():
-                write(arguments.items, part, name, some)
+            write(arguments.items, part, rows)
         if len(reports) > 1:
             models = {name: {0: of_rows(f"{name}, {part}", some, ["item", *fields])} for name, some in rows.items()}
             compared.append(compare_items(f"{part}, {measured}", first, models, seeds=False))

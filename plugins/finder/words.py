@@ -244,7 +244,7 @@ def _form_words(loss: Finding) -> str:
     if loss.get("self_similarity") and round(loss["masked"] * loss["logits"][-1], 6) == 1:
         extra.append("each sample's own entry is left out (NT-Xent)")
     elif loss.get("masked"):
-        extra.append(f"{loss['masked']:.0%} of the entries are left out")
+        extra.append(f"{100 * loss['masked']:.2g}% of the entries are left out")
     if loss.get("ignored"):
         extra.append(f"{loss['ignored']} rows are ignored")
     if loss.get("self_similarity"):

@@ -56,7 +56,9 @@ def cell_of(words, name):
     dataset = getattr(found, where.dataset) or where.default_dataset
     dataset = dataset[0] if isinstance(dataset, list) else dataset
     settings = where.module("commands").settings(found, dataset)
-    return canonical(where.module("training").cell(dataset, (found.objective or ["infonce"])[0], found.seed, **settings))
+    return canonical(
+        where.module("training").cell(dataset, (found.objective or ["infonce"])[0], found.seed, **settings)
+    )
 
 
 COMMANDS = [

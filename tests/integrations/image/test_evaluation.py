@@ -52,12 +52,31 @@ def classifier(encoder, digits, frozen):
     return nn.Sequential(encoder, linear_probe(frozen[0], digits[0].y, 10)).eval()
 
 
+class Pair(nn.Module):
+    """An encoder that returns features and projections."""
+
+    def __init__(self, encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x):
+        return self.encoder(x), self.encoder(x)
+
+
 def test_images_of_ones_own(digits, encoder):
     pairs = [(one.x, one.y) for one in digits]
     assert evaluate(encoder, *pairs, ["knn"]) == evaluate(encoder, *digits, ["knn"])
     assert evaluate(encoder, *pairs, "knn") == evaluate(encoder, *digits, ["knn"])
     with pytest.raises(TypeError, match="images: expected a tensor of images, got ndarray"):
         evaluate(encoder, (digits[0].x.numpy(), digits[0].y), pairs[1], ["knn"])
+    whole = [(x, y.int()) for x, y in pairs]
+    assert evaluate(encoder, *whole, ["knn", "linear"]) == evaluate(encoder, *digits, ["knn", "linear"])
+    with pytest.raises(TypeError, match="expected an ImageSet, or a pair of images and classes, got TensorDataset"):
+        evaluate(encoder, torch.utils.data.TensorDataset(*pairs[0]), pairs[1], ["knn"])
+    with pytest.raises(TypeError, match=r"expected a tensor of classes, of whole numbers, got torch\.float32"):
+        evaluate(encoder, (digits[0].x, digits[0].y.float()), pairs[1], ["knn"])
+    with pytest.raises(TypeError, match=r"encoder: expected features \(N, width\) of N images, got tuple; wrap it"):
+        features(Pair(encoder), digits[0].x)
     with pytest.raises(ValueError, match="expected uint8, or numbers from 0 to 1, got numbers from 0 to 255"):
         features(encoder, digits[0].x.float())
     with pytest.raises(TypeError, match=r"ImageSet\(name, x, y\): expected a name first, got Tensor"):

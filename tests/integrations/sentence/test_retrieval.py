@@ -104,15 +104,19 @@ def test_two_models_are_compared_query_by_query(bert, tmp_path, capsys):
     folder = write_collection(tmp_path / "words", 60)
     other = load(bert)
     other[0].auto_model.embeddings.word_embeddings.weight.data.mul_(-1)
-    other.save(str(tmp_path / "other"))
-    load(bert).save(str(tmp_path / "one"))
-    models = [str(tmp_path / "one"), str(tmp_path / "other")]
+    models = [str(tmp_path / "model-v1.0"), str(tmp_path / "model-v1.5")]  # not files with a suffix
+    other.save(models[1])
+    load(bert).save(models[0])
     words = ["--data", str(folder), "--items", str(tmp_path / "items"), "--json"]
     assert main(["eval", "retrieval", *models, *words]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["items"][0]["items"], found["items"][0]["title"]) == (20, "words, nDCG@10")
     for model, report in found["models"].items():
         assert found["items"][0]["values"][model] == pytest.approx(report["collections"]["words"]["metrics"]["nDCG@10"])
-    assert len(list((tmp_path / "items" / "words").glob("*.jsonl"))) == 2
+    written = sorted((tmp_path / "items" / "words").glob("*.jsonl"))
+    assert [file.name[-10:] for file in written] == ["v1.0.jsonl", "v1.5.jsonl"]
+    for file, model in zip(written, models, strict=True):
+        scores = [json.loads(line)["nDCG@10"] for line in file.read_text().splitlines()]
+        assert np.mean(scores) == pytest.approx(found["items"][0]["values"][model])
     assert main(["eval", "retrieval", models[0], models[0], *words]) == 2
     assert "expected different ones" in capsys.readouterr().err
