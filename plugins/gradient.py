@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from counterpoint.batch.ready_made import MASKED, columns_of
+from counterpoint.hyper import warn_of_scales
 from counterpoint.objective import Objective, as_objective
 from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
@@ -267,6 +268,8 @@ class Logits(Replaced):
         given = iter(learned)
         options: dict[str, Any] = {k: next(given) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         with torch.enable_grad():
+            if "_checked_scale" not in vars(loss_fn) and float(self.options.get("scale", 1.0)) > 1:
+                warn_of_scales(loss_fn)
             for part in loss_fn.modules():
                 vars(part)["_checked_scale"] = True  # here, it is measured
             # one call, by which schedules and statistics move once

@@ -226,7 +226,9 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
     text = f"counterpoint: {host.name}: the loss was reached {seam.calls} time{'s' * (seam.calls != 1)}"
     replaced = seam.calls > 0 and not seam.uses_own_loss
     if replaced:
-        text += f"; {seam.spec!r} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
+        full = {str(loss_fn) for loss_fn in seam._objectives.values()}
+        meant = f" ({full.pop()})" if len(full) == 1 and "t=" not in seam.spec else ""
+        text += f"; {seam.spec!r}{meant} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
     if seam.proofs:
         text += (
             f"; {'before it was replaced, ' * replaced}the gradient at the {seam.proved_at} was that of the host's own "

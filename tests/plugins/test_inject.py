@@ -101,6 +101,13 @@ def test_the_objective_takes_the_place_of_the_call(launch, order):
     assert printed(found.out) == pytest.approx([gradient("hcl:t=0.5")] * 3, rel=1e-5)
     assert "counterpoint: replacing the gradient at toy.py:12" in found.err
     assert "the loss was reached 3 times; 'hcl:t=0.5' trained in 3 of them; before it was replaced, the" in found.err
+    said = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(TOY)).err
+    assert "'hcl' (hcl:t=host,denominator=with_positive) trained in 3 of" in said
+
+
+def test_a_scale_for_a_temperature_is_warned_about(launch):
+    with pytest.warns(UserWarning, match=r"at most 5 for cosines, got 20\. If this is a scale of logits, .* is 1/20"):
+        launch("logits", "--objective", "infonce:t=20", *ARGUMENTS, *site(TOY))
 
 
 def test_help_of_a_host_has_its_own_options_and_says_how_to_find_them(launch, capsys):
