@@ -31,7 +31,7 @@ PAGES = (  # in the order in which a newcomer reads them
 )
 GRAPH = ["--epochs", "1", "--folds", "3", "--hidden", "8"]
 SAID = {  # a command's beginning: what shortens it, and what its output must hold; or why it is left out
-    "make demo": (["JOBS=2"], r"sentence: synthetic: training is worth.*wrote demo/results\.json"),
+    "make demo": (["JOBS=2"], r"sentence: 35 runs.*wrote demo/report\.json"),
     "make test": "this is a part of it",
     "make docs": ([], r"site/index\.html"),
     "pip install -c constraints.txt .": "the versions of another Python may not exist for this one",
