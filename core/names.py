@@ -43,6 +43,8 @@ ELSEWHERE = {
     for name in names.split()
 }  # fmt: skip
 
+# the items of a treatment, behind its objective
+TOLD, RULES = ("duplicates", "ids", "labels", "guide", "log_q", "index"), ("margin", "threshold")
 WHERE = "__qualname__"  # among the names of a function: which one it is
 _STEP = re.compile(r"(?:^|\.)(\w+)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 COMMANDS = ("advise", "compare", "inject", "race", "train", "tune")  # of the command line; none is a function
@@ -85,12 +87,14 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
             return value
         except Exception as failure:
             why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else failure
+            similar = closest(step[1] or "", getattr(value, "__dict__", ()))
             at = f", in {scope[WHERE]}, nor in its callers" if WHERE in scope else ""
-            wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}"
+            wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}{similar and '.'}{similar}"
     if not wrong:
         no_data = int, float, str, NoneType, ModuleType
         known = [k for k, x in names.items() if k[:1] != "_" and not isinstance(x, no_data)]
-        known = [k for k in known if isinstance(names[k], Sized) or not callable(names[k])]  # PyG's batches are both
+        # PyG's batches are callable, and so are modules that keep a batch's labels
+        known = [k for k in known if isinstance(names[k], Sized) or k == "self" or not callable(names[k])]
         last, ending = re.findall(r"\w+", path)[-1], list[str]()
         for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
             with suppress(Exception):  # whatever the script's own classes raise
@@ -116,6 +120,9 @@ def no_script(words: Sequence[str]) -> str:
         rest = words[len(rows) :] or ["train.py"]
         typed = shlex.join(["--objective", *rows, *["--"] * ("--" not in rest), *rest])
         return f"unexpected {words[0]!r}: objectives follow --objective, and the script --, as in: {typed}"
+    if re.split(r"\W", words[0], maxsplit=1)[0] in (*TOLD, *RULES):
+        treatment = f"--objective {shlex.quote(f'host; {words[0]}')} -- train.py"
+        return f"unexpected {words[0]!r}: it stands behind an objective, or behind host, as in: {treatment}"
     return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"
 
 
@@ -145,7 +152,9 @@ def checked_options(init: Init) -> Init:
 def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
     """Return the message for a name that no spec knows; ``classes`` are those of the known objectives, by name."""
     if name == "host":
-        return "'host' is the loss of a script that `counterpoint` runs; here, name it, as infonce:t=0.1."
+        return "'host' is the loss of a script that `counterpoint` runs, as it is; here, name it, as infonce:t=0.1."
+    if name in (*TOLD, *RULES):
+        return f"{name!r} is what an objective is told, behind a semicolon: 'host; {name}' or 'hcl:beta=1; {name}'."
     here, _ = elsewhere(name) or ({kind.lower(): known for known, kind in classes.items()}.get(name.lower(), name), "")
     return f"unknown objective {name!r}.{nearest(here, classes)}"
 

@@ -25,12 +25,12 @@ from .batch.batch import Batch
 from .batch.options import Keys, Reduction, View
 from .batch.pairings import scores_of, uses_guide
 from .batch.ready_made import MASKED, columns_of, score_columns
-from .batch.rules import Rule, as_rules, guided, limits, rounded_up
+from .batch.rules import Rule, as_rules, guided, limits, parse, rounded_up
 from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, positives_of, spread
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
-from .names import at_path, check_known
+from .names import RULES, TOLD, at_path, check_known
 from .objective import Objective, Wrapper, as_objective
 from .vectors import widen
 
@@ -40,8 +40,6 @@ Tally = tuple[Tensor, Tensor, Tensor]
 Told = tuple[tuple[Any, ...], dict[str, Any], Tally | None]
 """The arguments of the objective's call, and counts if anything is told."""
 
-TOLD = ("duplicates", "ids", "labels", "guide", "log_q", "index")
-RULES = ("margin", "threshold")
 OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 
@@ -375,7 +373,7 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
     spec.refuse_list(text)
     head, *items = text.split(";")
     options: dict[str, Any] = {}
-    rules: list[str] = []
+    rules: list[Rule] = []
     for item in items:
         name, equals, value = (part.strip() for part in item.partition("="))
         hyper = {} if not equals or name in (*TOLD, *RULES) else getattr(as_objective(head, like), "hyper", {})
@@ -387,7 +385,11 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
             example = "-0.1" if name in RULES else f'batch["{name}"]'
             raise ValueError(f"treatment: {name}: expected a value, as in {name}={example}, got {item.strip()!r}.")
         if name in RULES:
-            rules.append(f"{name}({value})")
+            try:
+                rules.append(parse(f"{name}({value})"))
+            except ValueError as error:
+                written = re.sub(r"\b(margin|threshold)\((.*?)\)", r"\1=\2", str(error))
+                raise ValueError(written.replace("false_negatives:", "treatment:")) from None
         elif name in options:
             raise ValueError(f"treatment: {name!r} is given twice in {text!r}; ids= takes texts, too, beside it.")
         else:

@@ -226,6 +226,7 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
     "inject hcl -- train.py": "it is an objective, as in: auto --objective hcl -- train.py",
     "inject logits": "which script[?] Put it behind --",
     "inject logits -- trian.py": "script not found: trian.py. Did you mean 'train.py'",
+    "inject auto duplicates": "it stands behind an objective, .*as in: --objective 'host; duplicates' -- train.py",
     "inject logits -- python train.py": "Leave the interpreter out",
     "inject logits -- code": "code is a folder; expected a script, such as code.main.py",
     "inject logits --objective hlc -- train.py": "'hlc'. Did you mean 'hcl'",

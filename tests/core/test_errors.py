@@ -628,7 +628,7 @@ SPECS = [
     ("^DistancePolarization", r"unknown objective 'DistancePolarization'. Did you mean 'dp'\?"),
     ("^infonc", r"unknown objective 'infonc'. Did you mean 'infonce'\? Known: .*adnce"),
     ("^sum", r"unknown objective 'sum'"),
-    ("^host; duplicates", r"'host' is the loss of a script .*here, name it"),
+    ("^host; duplicates", r"'host' is the loss of a script .*as it is; here, name it"),
     ("^Infonce", r"unknown objective 'Infonce'"),
     ("infonce:^", r"expected a parameter's name, found the end"),
     ("infonce:t^", r"expected '=', found the end"),

@@ -47,7 +47,10 @@ def test_prints_the_text_that_it_reads(text):
         ("hcl; ids=f(x)", "expected a path that is looked up"),
         ("hcl; ids=__class__", "expected a path that is looked up"),
         ("hcl; ids=y._secret", "expected a path that is looked up"),
-        ("hcl; margin=a", "got 'margin.a.'"),
+        ("hcl; margin=a", r"^treatment: expected margin=0\.1, .*threshold=0\.9,hard=False, got 'margin=a'\.$"),
+        ("hcl; margin=5%", r"^treatment: expected margin=0\.1, margin=0\.05,relative, .*, got 'margin=5%'\.$"),
+        ("hcl; margin=2,relative", "^margin: a relative margin is a share from 0 to 1"),
+        ("duplicates", r"'duplicates' is what an objective is told, behind a semicolon: 'host; duplicates' or 'hcl"),
         ("hcl; guide=g", "without a rule"),
         ("hcl; ids=a; ids=b", "given twice"),
         ("hcl; ids=a; labels=b", "labels are ids, too"),
@@ -76,6 +79,10 @@ def test_looks_up_names_attributes_and_items_and_nothing_else():
     assert cp.treatment("hcl; labels=self.y").look_up(names)["labels"] is IDS
     with pytest.raises(ValueError, match=r"batch has no \['id'\]: Known: doc\."):
         cp.treatment("hcl; ids=batch['id']").look_up(names)
+    with pytest.raises(ValueError, match=r"no such name .* Known: y2, self, data\."):  # a module that keeps the labels
+        cp.treatment("hcl; ids=y").look_up({"self": torch.nn.Linear(2, 2), "data": [], "f": len, "y2": IDS})
+    with pytest.raises(ValueError, match=r"self has no \.lables: .* no attribute 'lables'\. Did you mean 'labels'\?"):
+        cp.treatment("hcl; ids=self.lables").look_up({"self": SimpleNamespace(labels=IDS)})
     for path in ("bacth['doc']", "batch['docs']", "batch['doc'][1]", "self.z"):
         with pytest.raises(ValueError, match=r"no such name|has no"):
             cp.treatment(f"hcl; ids={path}").look_up(names)
