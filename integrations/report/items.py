@@ -62,7 +62,7 @@ class ItemReport:
         sizes = with_interval(verdict.difference, verdict.low, verdict.high, digits(self.values.values()))
         if not verdict.tested:
             return f"{row} minus {self.baseline} {sizes}, {FEWEST} items or more tell"
-        text = f"{row} minus {self.baseline} {sizes} {verdict.kind}, p = {verdict.corrected:.2g}"
+        text = f"{row} minus {self.baseline} {sizes} {verdict.word}, p = {verdict.corrected:.2g}"
         text += f" (by permutation {self.permutation[row]:.2g})" if row in self.permutation and not again else ""
         if verdict.kind == "cannot tell" and not again:
             missing = f"about {verdict.missing}" if verdict.missing < MANY else f"over {MANY}"

@@ -70,6 +70,13 @@ class Verdict:
         return self.kind == "different"
 
     @property
+    def word(self) -> str:
+        """What sentences and tables say: ``kind``, or in which direction it is different."""
+        if self.kind == "equivalent" and self.difference == self.sd == 0:
+            return "the same numbers"
+        return self.kind if not self.different else "higher" if self.difference > 0 else "lower"
+
+    @property
     def within(self) -> bool:
         """Whether the interval lies within the margin; rows that are different may have it too."""
         return -self.margin <= self.low and self.high <= self.margin

@@ -313,7 +313,7 @@ def _columns(
     trained = {row: seeds for row, seeds in values.items() if not is_check(first[row])}
     names = sorted(values, key=lambda row: (row in trained, row != baseline, row))
     if margin is None:
-        margin = usual_margin(max(fmean(seeds.values()) for seeds in values.values()))
+        margin = usual_margin(max(abs(fmean(seeds.values())) for seeds in values.values()))
 
     def against(row: str) -> dict[str, Verdict]:
         others = {other: trained[other] for other in names if other in trained and other != row}

@@ -23,10 +23,10 @@ WIDTH = 120  # characters of an overview in a terminal
 LEGEND = (
     "Differences are over paired seeds; verdicts are from paired t-tests from 3 seeds on, corrected for the rows of a "
     "table after Holm. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at its "
-    "level), and agree with the verdicts: different means that the interval excludes 0, equivalent that it contains 0 "
-    "and lies within the margin. In brackets: the smallest difference that these seeds find with 80% power. Rows that "
-    "train nothing are compared with all trained rows, in families of their own. {} marks a row that is different from "
-    "every other trained one."
+    "level), and agree with the verdicts: higher and lower mean that the interval excludes 0, equivalent that it "
+    "contains 0 and lies within the margin. In brackets: the smallest difference that these seeds find with 80% power. "
+    "Rows that train nothing are compared with all trained rows, in families of their own. {} marks a row that is "
+    "different from every other trained one."
 )
 DIFFERENCE = ["minus baseline [95%, corrected]", "verdict (detectable)", "p, corrected"]
 
@@ -119,7 +119,7 @@ def _difference(column: Column, cell: Cell) -> list[str]:
     difference = with_interval(verdict.difference, verdict.low, verdict.high, column.digits)
     if not verdict.tested:
         return [difference, "", ""]
-    kind = verdict.kind + ", within the margin" * (verdict.different and verdict.within)
+    kind = verdict.word + ", within the margin" * (verdict.different and verdict.within)
     return [difference, f"{kind} ({verdict.detectable:.{column.digits}f})", f"{verdict.corrected:.2g}"]
 
 
@@ -182,7 +182,8 @@ def latex(report: Report) -> str:
         for row, cell in column.cells.items():
             verdict = cell.difference
             better = verdict is not None and verdict.different and (verdict.difference < 0) == column.lower
-            lines.append(_latex_row([row, _mean(column, cell, "{}"), _difference(column, cell)[0]], bold=better))
+            name = f"{row} ({report.remarks[row]})" if row in report.remarks else row
+            lines.append(_latex_row([name, _mean(column, cell, "{}"), _difference(column, cell)[0]], bold=better))
         lines += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(lines)
 

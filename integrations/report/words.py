@@ -62,14 +62,13 @@ def number(x: float, places: int, sign: str = "+") -> str:
 
 def verdicts(compared: Mapping[str, Verdict], places: int, pair: str = "seed") -> Iterator[str]:
     """Yield the rows of each verdict, the detectable difference, and how many more pairs would tell."""
-    different = {row: v for row, v in compared.items() if v.different}
-    for word, sign in (("higher", 1), ("lower", -1)):
-        if rows := {row: v for row, v in different.items() if v.difference * sign > 0}:
+    for word in ("higher", "lower"):
+        if rows := {row: v for row, v in compared.items() if v.word == word}:
             yield f"{word}: {_with_sizes(rows, places)}"
     margin = next(iter(compared.values())).margin
-    if same := [row for row, v in compared.items() if v.kind == "equivalent" and v.difference == v.sd == 0]:
+    if same := [row for row, v in compared.items() if v.word == "the same numbers"]:
         yield f"the same numbers: {_rows(same)}"
-    if equivalent := [row for row, v in compared.items() if v.kind == "equivalent" and row not in same]:
+    if equivalent := [row for row, v in compared.items() if v.word == "equivalent"]:
         yield f"equivalent within {margin:.{places}f}: {_rows(equivalent)}"
     if unclear := {row: v for row, v in compared.items() if v.kind == "cannot tell"}:
         yield f"cannot tell: {_rows(unclear)}{_findable(unclear, places, pair)}"

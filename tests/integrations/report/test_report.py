@@ -489,12 +489,26 @@ def test_latex_is_bold_by_verdict(tmp_path):
     better = {s: v + 2 + 0.01 * s for s, v in base.items()}
     unclear = {s: v + 3 * (-1) ** s for s, v in base.items()}
     rows = {("A", BASE): base, ("A", "hcl:t=0.5"): better, ("A", "dcl:t=0.5"): unclear}
-    text = report.RENDER["latex"](report.summarise(make(tmp_path, rows)))
+    summary = report.summarise(make(tmp_path, rows))
+    summary.remarks["dcl"] = "at the edge of its grid: t"
+    text = report.RENDER["latex"](summary)
     assert r"\textbf{hcl}" in text
-    assert "dcl & " in text
+    assert "dcl (at the edge of its grid: t) & " in text
     assert r"$\pm$" in text
     assert text.count(r" \\") == 4
     assert r"\toprule" in text
+
+
+@pytest.mark.parametrize(("shift", "word"), [(2, "higher"), (-2, "lower"), (0, "the same numbers")])
+def test_sentence_and_table_have_one_word_for_a_verdict(shift, word, tmp_path):
+    base = {seed: value - 770 for seed, value in noisy(70, 5).items()}
+    rows = {("A", BASE): base, ("A", "hcl:t=0.5"): {s: v + shift * (1 + 0.01 * s) for s, v in base.items()}}
+    summary = report.summarise(make(tmp_path, rows))
+    said, _, table = report.terminal(summary).partition("==")
+    assert f"{word}: hcl" in said
+    assert re.search(rf"\b{word}\b", table)
+    assert "different (" not in table
+    assert summary.columns[0].margin == 5  # of numbers below zero, too
 
 
 def test_the_command_offers_every_format():
