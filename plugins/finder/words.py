@@ -153,6 +153,8 @@ def in_words(data: Findings) -> list[str]:
         lines += _nothing_words(data)
     for command in data["commands"]:
         lines += ["", "  run         " + shlex.join(command)]
+        if command[command.index("--objective") + 1] == data.get("own"):
+            lines.append(f"  {data['own']} is the script's own loss: name another one there, or a treatment.")
     if data["open"] and not data["commands"] and any(loss["command"] for loss in losses):
         more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
         where = ", ".join(data["open"][:3]) + more

@@ -333,6 +333,7 @@ def supervised(features, y, t=0.1):
     assert words[words.index("--as") + 1] == "normalize=false,pairing=views"
     spec = words[words.index("--objective") + 1]
     assert spec == ("supcon:t=0.1" if supervised else "hcl:t=0.2")
+    assert ("supcon:t=0.1 is the script's own loss: name another one there" in found.err) is supervised
     assert words[words.index("--own") + 1] == ("supcon" if supervised else "infonce") + ":t=0.1"
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     try:
