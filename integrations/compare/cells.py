@@ -32,7 +32,7 @@ def cell(
         objective: a treatment as it was typed; what it does not name is the host's.
         seed: of the run.
         more: ``purpose`` of a run that chooses settings, ``label`` of a row, ``length`` and ``steps_flag`` of a run of
-            another length, ``lines`` of one that is stopped when it has printed so many numbers.
+            another length, ``lines`` of one that is stopped when it has printed so many numbers ``of`` a metric.
     """
     name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
     chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link")}

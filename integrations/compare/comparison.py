@@ -20,7 +20,7 @@ from statistics import fmean, median
 from typing import Any
 
 import counterpoint as cp
-from counterpoint.names import nearest
+from counterpoint.names import closest
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.finder.words import CLASSES
@@ -297,7 +297,9 @@ def find_loss(
     names = {name for loss in data["losses"] for name in loss.get("names", ()) if not known}
     for spec, path in [(one, path) for one in specs for path in cp.treatment(one, "infonce").paths.values()]:
         if names and (first := re.split(r"\W", path)[0]) not in names:
-            raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{nearest(first, names, 8)}")
+            fits = ", ".join(f"{one['kind']}={one['path']}" for one in data.get("told", ())) or "nothing that fits"
+            hint = closest(first, names) or f" auto found {fits}."
+            raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{hint}")
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
     own, told = data.get("own") or "infonce:t=host", [x for x in data.get("told", ()) if x["distinct"] < x["length"]]

@@ -210,11 +210,16 @@ def _text(metric: Metric, written: Written) -> Values:
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
 
 
-def printed(pattern: str, log: Path) -> list[str]:
-    """Return the matches of a regular expression in whole lines of a log."""
+def printed(pattern: str, log: Path, whole: bool = False) -> list[str]:
+    """Return the matches of a regular expression in lines of a log, as progress bars have them too; or ``whole`` ones.
+
+    What this package prints, perhaps behind a bar, is not the script's own.
+    """
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith("counterpoint: "))  # which is not the script's own
-    return re.findall(pattern, text, re.M)
+    if whole and lines and not lines[-1].endswith(("\n", "\r")):
+        del lines[-1]
+    parts = (line.partition("counterpoint: ") for line in lines)
+    return re.findall(pattern, "\n".join(own.rstrip("\r\n") for own, ours, _ in parts if own or not ours) + "\n", re.M)
 
 
 def _numbered(values: list[str], otherwise: str) -> Values:

@@ -25,13 +25,13 @@ from ..report.summary import plural
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import FACTORS, FOLLOWS, at_temperature
 from ..store.files import finite
-from ..store.progress import duration, print_line
+from ..store.progress import duration, format_numbers, print_line
 from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, same_numbers, uneven
 from .race_page import Arm, Points
-from .running import NO_SEED
+from .running import NO_SEED, read_again
 from .settings import HOST, SHARE, TEMPERATURES
 
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
@@ -58,6 +58,9 @@ class Race(Comparison):
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
         self.families = [spec for spec in self.specs if spec != HOST] or proposals(self.told)
+        if same := [one for one in self.families if cp.treatment(one, self.own) == cp.treatment(HOST, self.own)]:
+            self.families = [one for one in self.families if one not in same]
+            print_line(f"{', '.join(same)}: your own loss, so it is tried as {HOST}")
         self.arms: list[Arm] = []
 
     def run(self) -> int:
@@ -67,33 +70,35 @@ class Race(Comparison):
         ranking = ranked(self.arms)
         tuned = next((arm for arm in ranking if arm.own), self.arms[0])
         if math.isnan(tuned.full):
-            raise ValueError("no training of the whole length gave a number; the output of the runs has the reason.")
+            raise ValueError("your loss gave no number at the whole length; the output of its runs has the reason.")
         winner, rival, others = ranking[0], tuned, [arm for arm in ranking if not arm.own]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         own = [*dict.fromkeys([tuned.text, *[HOST] * (winner is tuned)])]
-        self.left = 3 * len(seeds)
+        self.left = (len(own) + bool(others) + LONGER * (len(own) < 2 and bool(self.flag))) * len(seeds)
         runs = self._confirm(own, seeds)
-        for arm in others if all(run.done for run in runs) else ():
+        for arm in others if not self._lost(runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
             more = self._confirm([arm.text], seeds)
-            if all(run.done for run in more):
+            if not self._lost(more):
                 rival, runs = arm, [*runs, *more]
                 break
             print_line(f"{arm.text} has failed at the whole length")
             winner = tuned
         label = f"{tuned.text}, {LONGER:g} x steps"
-        if self.flag and len(own) < 2:  # more would cost more than a winner's confirmation
-            runs += self._confirm([tuned.text], seeds, length=self._steps(LONGER), label=label)
+        if self.flag and len(own) < 2 and not self._lost(runs):  # more would cost more than a winner's confirmation
+            longer = self._confirm([tuned.text], seeds, length=self._steps(LONGER), label=label)
+            runs += longer if not self._lost(longer) else []
         even = [run for run in runs if run.done and run.arguments.get("length") is None]
-        errors = [] if self.settings.any_length else [f"counterpoint race: {error}" for _, error in uneven(even)]
-        if errors or not all(run.done for run in runs) or (others and rival is tuned):
-            print(*errors, sep="\n", file=sys.stderr)
+        errors = self._lost(runs) + [error for _, error in uneven(even) if not self.settings.any_length]
+        errors = errors or ["all other treatments have failed at the whole length"] * (bool(others) and rival is tuned)
+        if errors:
+            print(*(f"counterpoint race: {error}" for error in errors), sep="\n", file=sys.stderr)
             return 1
         base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
         summary = report.summarise(runs, baseline=base, metrics=[self.confirmed_by.name], lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
         short = len(self.arms) * self._steps(1 / SHARE) / self.length
-        search = short + self.tune_seeds * sum(not math.isnan(arm.full) for arm in self.arms)  # in whole trainings
+        search = short + self.tune_seeds * sum(not arm.dropped for arm in self.arms)  # in whole trainings
         cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         gain = compared[rival.text]
         better = gain is not None and gain.different and (gain.difference < 0) == lower
@@ -119,17 +124,24 @@ class Race(Comparison):
         runs: list[Run] = []
         for some in (seeds[:EQUAL], seeds[EQUAL:]):
             cells = [self.cell(text, seed, steps_flag=self.flag, **more) for seed, text in product(some, rows)]
-            runs += self._run_cells(cells, [self.confirmed_by], before=len(runs), total=len(rows) * len(seeds))
-            if not all(run.done for run in runs):
+            part = {"before": len(runs), "total": len(rows) * len(seeds), "share": LONGER if "length" in more else 1}
+            runs += self._run_cells(cells, [self.confirmed_by], **part)
+            if self._lost(runs):
                 break
             if same_numbers(runs):
                 raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
         return runs
 
+    def _lost(self, runs: Iterable[Run]) -> list[str]:
+        """Name the runs without a number to confirm by; a mean without them would flatter their row."""
+        name = self.confirmed_by.name
+        lost = [run for run in runs if run.result is None or math.isnan(run.result.get(name, math.nan))]
+        return [f"{run.title} gave no {name}: {run.record.get('error') or 'it is NaN'}" for run in lost]
+
     def _search(self) -> None:
         """Train every arm for a share of the length, and the best to the end."""
         if typed := [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]:  # perhaps wrong
-            self._train(typed, {"length": 1.0, "steps_flag": self.flag} if self.flag else {"lines": 1}, share=1 / SHARE)
+            self._train(typed, self._cut(1), share=1 / SHARE)
         self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow(own=True)
         tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
@@ -150,16 +162,21 @@ class Race(Comparison):
         for arm in finished:
             tried = {other.factor for other in self.arms if other.family == arm.family}
             arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
+        self.left = len(finished) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
+            if 0 < some[0].details.get("calls", 0) <= arm.calls and not self.settings.any_length:
+                both = f"{arm.calls} times with {self.flag} {self._steps(1 / SHARE):g} and with {self.length:g}"
+                raise ValueError(f"--steps-flag: the loss was reached {both}: is this the flag for the length?")
             arm.full = fmean(map(self._value, some))
             arm.curve += self._points(some[0], self.length, arm.full)
 
     def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
         if not self.length:  # the numbers that a whole training prints
-            self.length = float(len(self._train([HOST], {})[0].metrics()))
+            self._check_own(whole := self._train([HOST], {})[0])
+            self.length = float(len(whole.metrics()))
         if self.length < SHARE and not self.flag:
             raise ValueError(
                 f"--metric {self.chosen_by.text}: expected {SHARE} or more of these numbers while the script "
@@ -175,19 +192,20 @@ class Race(Comparison):
             print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
         if new := new[:room]:
             print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
-        quarter = self._steps(1 / SHARE)
-        short = {"length": quarter, "steps_flag": self.flag} if self.flag else {"lines": int(quarter)}
+        short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
         if runs := [] if self.arms else self._train(texts[:1], short, share=1 / SHARE, total=len(texts)):
-            if math.isnan(self._value(runs[0])):  # in all others too, the number may be missing
-                raise ValueError(f"the script's own loss gave no number: {runs[0].record.get('error', 'it is NaN')}")
+            self._check_own(runs[0])
+            if self.flag and self.confirmed_by is not self.chosen_by:  # a wrong name of the former is said now
+                read_again(runs, [self.confirmed_by])
+                read_again(runs, [self.chosen_by])
             whole = SHARE * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
             most = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds
             print_line(f"all of it takes at most about {duration(most * whole)} if each step is as fast as in this one")
         runs += self._train(texts[len(runs) :], short, share=1 / SHARE, before=len(runs), total=len(texts))
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
-            arm.curve = self._points(run, quarter, value)
+            arm.curve, arm.calls = self._points(run, quarter, value), run.details.get("calls", 0) * bool(self.flag)
             only_excludes = arm.family.startswith(f"{HOST};") and not re.search("(labels|log_q|index)=", arm.family)
             arm.excluded = run.details.get("excluded") if only_excludes and run.done else None
             found = (arm.factor, arm.short, arm.excluded)
@@ -200,6 +218,12 @@ class Race(Comparison):
                 print_line(f"{arm.text}: dropped, since {arm.inert}")
         self.arms += new
         return bool(new)
+
+    def _check_own(self, run: Run) -> None:
+        """Raise if the first training gave no number, since in all others, too, it may be missing."""
+        if math.isnan(self._value(run)):
+            why = run.record.get("error") or f"expected {self.chosen_by.name}, got {format_numbers(run.result or {})}"
+            raise ValueError(f"the script's own loss gave no number: {why}")
 
     def _follow(self, own: bool) -> None:
         """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
@@ -225,6 +249,11 @@ class Race(Comparison):
         curve = [(line["step"], line[name]) for line in run.metrics() if name in line] if run.done else []
         return curve or [(length, self.sign * value)]
 
+    def _cut(self, length: float) -> dict[str, Any]:
+        """Return what a cell of another length has, or of so many numbers that the script prints."""
+        lines = {"lines": int(length), "of": self.chosen_by.what}
+        return {"length": float(length), "steps_flag": self.flag} if self.flag else lines
+
     def _folder(self) -> Path:
         """Return the folder of this race's page, on this machine."""
         named = store.checksum(json.dumps([self.cell(HOST, 0), self.families, self.chosen_by.text]))[:12]
@@ -238,8 +267,9 @@ class Race(Comparison):
 
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
-            end = "dropped" if arm.dropped else f"{self.sign * arm.full:.4g} at the end, mean of {self.tune_seeds}"
-            told = f"{self.chosen_by.name} {self.sign * arm.short:.4g} at a quarter, {end}"
+            short, full = (f"{self.sign * x:.4g}" if math.isfinite(x) else "no number" for x in (arm.short, arm.full))
+            end = "dropped" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
+            told = f"{self.chosen_by.name} {short} at a quarter, {end}".replace(f"{self.chosen_by.name} no", "no")
             yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"
 
 
@@ -266,7 +296,8 @@ def sentence(
         gained = "" if tuning is None else f": tuning gained {_interval(tuning, -1)}"
         other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
         beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
-        return f"nothing {beats} {own}{gained}{other}; {times}."
+        said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"
+        return f"{said} {own}{gained}{other}; {times}."
     assert gain is not None
     said = f"{rival}: {_interval(gain)} over {own}; {times}."
     return said if better else f"nothing is shown to beat {own}; the best was {said}"

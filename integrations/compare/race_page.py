@@ -36,6 +36,7 @@ class Arm:
     dropped: bool = False
     inert: str = ""  # why it is the same as another one, and dropped
     excluded: float | None = None  # keys that it left out in its first training, where that is known
+    calls: int = 0  # how often its first training reached the loss
     edge: bool = False  # whether no larger multiple of the temperature was tried, or no smaller one
     curve: Points = field(default_factory=list, repr=False)  # lengths and numbers, as they are
 

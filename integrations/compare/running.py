@@ -137,7 +137,7 @@ def copy_folder(source: Path, target: Path, links: Sequence[str], without: Path)
 
 def _printed(metrics: Sequence[Metric], log: Path, most: int) -> bool:
     """Return whether a script has printed so many numbers, each in a whole line."""
-    return len(printed(metrics[0].what, log)) >= most and log.read_bytes().endswith(b"\n")
+    return len(printed(metrics[0].what, log, whole=True)) >= most
 
 
 def _wait_for(process: subprocess.Popen[Any], stopped: Callable[[], bool] | None = None) -> int:

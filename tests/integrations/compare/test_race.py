@@ -74,7 +74,8 @@ def test_says_what_is_shown_and_no_more():
     assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning gained ")
     assert "; the best other, hcl:prior=0.02, is +1 [" in said
     said = race.sentence("host", "host", "host", {"host": None}, "", cost, better=False)
-    assert said == "nothing beats your loss; the search cost 2 times tuning the temperature alone."
+    none = "no other treatment could be compared with your loss"
+    assert said == f"{none}; the search cost 2 times tuning the temperature alone."
 
 
 def test_the_best_other_treatment_is_one_that_gave_numbers():
@@ -98,7 +99,8 @@ def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0):
                     run.fail("ValueError: no 'acc'. Known: accuracy.", "")
                 else:
                     keys = excluded if re.search("; (duplicates|ids)", run.arguments["objective"]) else None
-                    run.finish({"acc": number}, calls=9, step_seconds=[0.1], metrics=["acc"], excluded=keys)
+                    calls = round(run.arguments.get("length") or 8)
+                    run.finish({"acc": number}, calls=calls, step_seconds=[0.1], metrics=["acc"], excluded=keys)
         return runs
 
     raced = object.__new__(race.Race)
@@ -121,14 +123,65 @@ def test_a_number_that_is_missing_stops_the_race_after_one_training(tmp_path):
     assert [one["objective"] for one in asked] == ["host"]
 
 
+def test_a_number_that_is_nan_stops_the_race_too(tmp_path):
+    with pytest.raises(ValueError, match="own loss gave no number: expected acc, got acc nan"):
+        stand_in(tmp_path, lambda one: math.nan, []).run()
+
+
+def test_a_flag_that_does_not_set_the_length_is_said(tmp_path):
+    """Else four whole trainings would be called four quarters, and 1.5 times the steps would do nothing."""
+    raced = stand_in(tmp_path, lambda one: one["seed"] % 7 - len(one["objective"]) / 10, asked := [])
+    run_cells = raced._run_cells
+
+    def run_all_to_the_end(cells, *args, **more):
+        runs = run_cells(cells, *args, **more)
+        for run in runs:
+            run.record["details"]["calls"] = 8
+        return runs
+
+    raced._run_cells = run_all_to_the_end
+    with pytest.raises(ValueError, match=r"reached 8 times with --steps 2 and with 8: is this the flag for the length"):
+        raced.run()
+    assert all(one.get("purpose") for one in asked)
+
+
+def test_no_sentence_without_a_number_of_the_own_loss_in_every_seed(tmp_path, capsys):
+    """Means over the other seeds would flatter a loss that diverges in some."""
+
+    def score(one: dict) -> float:
+        lost = one["seed"] == 1 and not one.get("purpose")
+        return math.nan if lost else one["seed"] % 7 - abs(math.log2(len(one["objective"]) / 9))
+
+    assert stand_in(tmp_path, score, []).run() == 1
+    shown = capsys.readouterr()
+    assert "seed 1 gave no acc: it is NaN" in shown.err
+    assert not shown.out
+
+
+def test_where_all_others_fail_nothing_is_said_to_be_beaten(tmp_path, capsys):
+
+    def score(one: dict) -> float | None:
+        if one["objective"].startswith("hcl"):
+            return None
+        return one["seed"] % 7 / 10 - abs(math.log2(cp.objective(one["objective"], "infonce:t=0.05").temperature))
+
+    raced = stand_in(tmp_path, score, [])
+    raced.arguments.json = False
+    assert raced.run() == 0
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "no other treatment could be compared with your loss at t=0.8: tuning gained +4 [" in said
+    assert re.search(r"hcl:t=\S+: no number at a quarter, dropped", said)
+
+
 @pytest.mark.parametrize("gains", [(3.0, 2.0), (-1.0, -2.0)], ids=["of the winner", "of the best other"])
-def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, tmp_path, capsys):
+@pytest.mark.parametrize("lost", [None, math.nan], ids=["a crash", "NaN"])
+def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, lost, tmp_path, capsys):
     asked: list[dict] = []
 
     def score(one: dict) -> float | None:
         name = one["objective"].partition(":")[0]
         if name == "hcl" and not one.get("purpose"):
-            return None  # it diverges on fresh seeds
+            return lost  # it diverges on fresh seeds
         gain = {"hcl": gains[0], "dcl": gains[1] + (one["seed"] % 3 - 1) / 10}.get(name, 0.0)
         t = cp.objective(one["objective"].replace("host", "infonce:t=0.05")).temperature / (1 + (name == "hcl"))
         return gain - abs(math.log2(t / 0.05)) + one["seed"] % 7 / 10
@@ -253,6 +306,7 @@ def test_the_time_left_is_that_of_the_whole_race(tmp_path, monkeypatch):
     assert told[0] == (1, 4 * (4 + 3.5 * 3) - 1)  # the budget and three fresh seeds, less one quarter
     assert [after for _, after in told] != sorted(after for _, after in told)
     assert told[-1][1] == 0
+    assert (3, 3.5 * 3) in told  # to the end; what is left of the budget is not spent
 
 
 def test_equal_numbers_choose_nothing(tmp_path):
@@ -349,6 +403,15 @@ def test_finds_the_length_among_the_scripts_words():
         ),
         (["auto", *FLAGS, "--budget", "2", "--", "train.py", "--steps", "8"], "--budget: expected 3 or more"),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
+        (
+            ["auto", *FLAGS, "--", "train.py", "--steps", "1"],
+            "expected 2 or more, of which a quarter is trained, got 1",
+        ),
+        (["auto", *FLAGS, "--", "train.py", "--steps", "-1"], "expected 2 or more, of which a quarter is trained"),
+        (
+            ["auto", "duplicates", *FLAGS, "--", "train.py", "--steps", "8"],
+            "--objective 'host; duplicates' -- train.py",
+        ),
     ],
 )
 def test_bad_input_is_said(words, message, tmp_path, monkeypatch, capsys):
@@ -370,6 +433,12 @@ def test_a_missing_package_is_said_before_anything_is_trained(tmp_path, monkeypa
 
 def test_stops_a_script_that_has_printed_enough(tmp_path):
     log, metric = tmp_path / "log.txt", Metric.parse("output:loss (.+)")
+    log.write_bytes(b"\r1/9 loss 3\r2/9 loss 2\r3/9 loss 1.")  # a progress bar; the last number is half written
+    assert running._printed([metric], log, 2)
+    assert not running._printed([metric], log, 3)
+    log.write_bytes(log.read_bytes() + b"5counterpoint: logits: the loss was reached 9 times")
+    ended = Written(tmp_path, tmp_path, log, 0, 0, shared=False)
+    assert curves([metric], ended) == {1: {"loss": 3.0}, 2: {"loss": 2.0}, 3: {"loss": 1.5}}
     code = "import time\nfor i in range(9): print('loss', i, flush=True); time.sleep(0.1 if i < 3 else 60)"
     with log.open("wb") as file:
         process = subprocess.Popen([sys.executable, "-c", code], stdout=file, start_new_session=True)

@@ -139,6 +139,8 @@ def test_a_name_that_the_script_does_not_have_is_refused_before_anything_trains(
     line = "auto --objective host 'host; ids=dcs' --seed-flag --seed --metric json:results.json:hits -- train.py"
     assert main(["compare", *shlex.split(f"{line} --steps 5")]) == 2
     assert "host; ids=dcs: no name 'dcs' where the loss is. Did you mean 'doc'?" in capfd.readouterr().err
+    assert main(["compare", *shlex.split(f"{line} --steps 5".replace("dcs", "xylophone"))]) == 2
+    assert "host; ids=xylophone: no name 'xylophone' where the loss is. auto found ids=doc." in capfd.readouterr().err
     assert not list(here.rglob("run.json"))
 
 
