@@ -93,8 +93,7 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
     if not wrong:
         no_data = int, float, str, NoneType, ModuleType
         known = [k for k, x in names.items() if k[:1] != "_" and not isinstance(x, no_data)]
-        # PyG's batches are callable, and so are modules that keep a batch's labels
-        known = [k for k in known if isinstance(names[k], Sized) or k == "self" or not callable(names[k])]
+        known = [k for k in known if isinstance(names[k], Sized) or k == "self" or not callable(names[k])]  # PyG: both
         last, ending = re.findall(r"\w+", path)[-1], list[str]()
         for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
             with suppress(Exception):  # whatever the script's own classes raise

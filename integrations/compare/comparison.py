@@ -120,8 +120,9 @@ class Comparison:
         self.left = len(grid)  # trainings to come, for the time that is left
         for end in (min(early, flags.concurrent(given)), len(rows), early, len(grid)):
             runs += self._run_cells(grid[len(runs) : end], before=len(runs), total=len(grid))
-            if not any(run.done for run in runs):
-                print_line("the first runs have failed, so no others were started")
+            numbers = [x for run in runs for x in (run.result or {}).values()]
+            if not numbers or (end >= len(rows) and not any(map(math.isfinite, numbers))):
+                print_line("the first runs have failed or gave no number, so no others were started")
                 break
             if end >= early and same_numbers([run for run in runs if run.done]):
                 break
@@ -151,7 +152,7 @@ class Comparison:
         summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *self.notes]
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
-        return 1 if failed or errors else 0
+        return 1 if failed or errors or not summary.columns else 0
 
     def _tune(self) -> None:
         settings, metric = self.settings, self.settings.tune_metric
@@ -266,7 +267,8 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
 
 
 def same_numbers(runs: Sequence[Run]) -> bool:
-    """Return whether there are several seeds, and no row's numbers depend on them."""
+    """Return whether there are several seeds, and no row's numbers depend on them; NaN says nothing of seeds."""
+    runs = [run for run in runs if any(map(math.isfinite, (run.result or {}).values()))]
     rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 

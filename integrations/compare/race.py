@@ -159,12 +159,11 @@ class Race(Comparison):
             arm.dropped = arm is not tuned and (arm not in best or math.isinf(arm.short))
         finished = [arm for arm in self.arms if not arm.dropped]
         print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
-        for arm in finished:
-            tried = {other.factor for other in self.arms if other.family == arm.family}
-            arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
         self.left = len(finished) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
         runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
         for i, arm in enumerate(finished):
+            tried = {other.factor for other in self.arms if other.family == arm.family}
+            arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
             if 0 < some[0].details.get("calls", 0) <= arm.calls and not self.settings.any_length:
                 both = f"{arm.calls} times with {self.flag} {self._steps(1 / SHARE):g} and with {self.length:g}"
@@ -199,9 +198,8 @@ class Race(Comparison):
             if self.flag and self.confirmed_by is not self.chosen_by:  # a wrong name of the former is said now
                 read_again(runs, [self.confirmed_by])
                 read_again(runs, [self.chosen_by])
-            whole = SHARE * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
-            most = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds
-            print_line(f"all of it takes at most about {duration(most * whole)} if each step is as fast as in this one")
+            all_of_it = (SHARE * self.left + 1) * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
+            print_line(f"all of it takes at most about {duration(all_of_it)} if each step is as fast as in this one")
         runs += self._train(texts[len(runs) :], short, share=1 / SHARE, before=len(runs), total=len(texts))
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value

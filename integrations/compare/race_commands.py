@@ -67,8 +67,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if settings.steps_flag is not None:
         length = length_of(arguments.script, settings.steps_flag)[2]
         if not 0 < length < math.inf or length == 1:
-            expected = "expected 2 or more, of which a quarter is trained"
-            raise ValueError(f"--steps-flag {settings.steps_flag}: {expected}, got {length:g}")
+            raise ValueError(f"--steps-flag {settings.steps_flag}: expected 2 or more, to be cut, got {length:g}")
     elif settings.metric[0].kind != "output":
         raise ValueError(
             "--steps-flag: which of the script's flags sets its length? Such as --steps-flag --max_steps; without one, "

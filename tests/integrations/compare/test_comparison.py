@@ -186,6 +186,9 @@ def test_a_seed_without_effect_is_seen(done):
     same = done(("host", 0, 9, 1, 0.5), ("hcl", 0, 9, 1, 0.6), ("host", 1, 9, 1, 0.5), ("hcl", 1, 9, 1, 0.6))
     assert same_numbers(same)
     assert not same_numbers(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6)))
+    lost = done(*((spec, seed, 9, 1, math.nan) for seed in range(2) for spec in ("host", "dcl")))
+    assert not same_numbers(lost)  # which is no sign of a fixed seed
+    assert same_numbers([*same, *lost])
 
 
 def test_every_objective_is_tuned_with_the_same_budget(tmp_path):

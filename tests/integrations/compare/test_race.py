@@ -403,11 +403,8 @@ def test_finds_the_length_among_the_scripts_words():
         ),
         (["auto", *FLAGS, "--budget", "2", "--", "train.py", "--steps", "8"], "--budget: expected 3 or more"),
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
-        (
-            ["auto", *FLAGS, "--", "train.py", "--steps", "1"],
-            "expected 2 or more, of which a quarter is trained, got 1",
-        ),
-        (["auto", *FLAGS, "--", "train.py", "--steps", "-1"], "expected 2 or more, of which a quarter is trained"),
+        (["auto", *FLAGS, "--", "train.py", "--steps", "1"], "expected 2 or more, to be cut, got 1"),
+        (["auto", *FLAGS, "--", "train.py", "--steps", "-1"], "expected 2 or more, to be cut"),
         (
             ["auto", "duplicates", *FLAGS, "--", "train.py", "--steps", "8"],
             "--objective 'host; duplicates' -- train.py",

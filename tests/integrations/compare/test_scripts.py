@@ -223,13 +223,24 @@ if seed != 4:
 """
 
 
+def test_where_no_row_gives_a_number_no_other_seed_is_trained(here, capfd):
+    script = (here / "train.py").read_text()
+    (here / "train.py").write_text(script.replace('"test": ', '"test": float("nan") * '))
+    line = f"{TOLD} --objective host hcl:t=0.2 --seed-flag --seed {READ} -- train.py --steps 5"
+    assert main(["compare", *shlex.split(line)]) == 1
+    told = capfd.readouterr()
+    assert "the first runs have failed or gave no number, so no others were started" in told.err
+    assert "all seeds give the same numbers" not in told.out
+    assert len(list(store.find_runs(here / "runs"))) == 2
+
+
 @pytest.mark.slow
 def test_where_the_first_run_fails_no_other_is_started(here):
     (here / "train.py").write_text(WRONG)
     line = "logits --site train.py:14 --scale 10 --objective host hcl:t=0.1 --seed-flag --seed "
     done = compare(line + "--metric 'text:out.txt:accuracy (.+)' -- train.py", here)
     assert done.returncode == 1
-    assert "the first runs have failed, so no others were started" in done.stderr
+    assert "the first runs have failed or gave no number, so no others were started" in done.stderr
     assert "out.txt" in done.stderr
     assert len(list(store.find_runs(here / "runs"))) == 1
 
