@@ -31,7 +31,7 @@ from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.summary import plural
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import FACTORS, FOLLOWS, Scores, at_edge, at_temperature, best_of, search
+from ..search.coordinate import FACTORS, FOLLOWS, Scores, at_edge, at_temperature, best_of, search, value_of
 from ..search.grids import GRIDS, grids_of
 from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
@@ -49,6 +49,8 @@ MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
+DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
+T = "temperature"
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 SHARED = ("temperature", "denominator")  # the host's, in rows that name none
@@ -96,18 +98,25 @@ class Comparison:
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
-        settings, given = self.settings, self.arguments
+        settings, given, script = self.settings, self.arguments, self.arguments.script
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
             self.left: float = (len(self.specs) + 1) * (settings.tune * settings.tune_seeds + given.seeds)
             self._tune()
         else:
             self.notes.append(UNTUNED)
+            for spec, at in [(spec, at_temperature(spec, self.own)) for spec in self.specs]:
+                if at and at not in self.specs and value_of(at, T) != value_of(self.own, T):  # HCL's is higher
+                    self.notes.append(
+                        f"{quoted(spec)} has the temperature of your loss; a better start is {quoted(at)}"
+                    )
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         if not given.json:
             where = f"what they print: {LOG} in {given.out}/{cells.DOMAIN}"
+            if not settings.copy and "{out}" not in " ".join(script):
+                where += "; what the script writes here is overwritten by each run (--copy runs it in copies)"
             print_line(f"{plural(len(rows), 'row')}, {plural(len(seeds), 'seed')}: {plural(len(grid), 'run')}; {where}")
             if before := sum(Run(given.out, cell).done for cell in grid if given.resume):
                 print_line(f"{before} of {len(grid)} runs are done already")
@@ -149,7 +158,10 @@ class Comparison:
         if settings.items:
             summary.items.extend(report.over_items(summary, settings.items, settings.margin))
         summary.remarks.update(self.remarks)
-        summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *self.notes]
+        idle = {run.name: why for run in done if (why := did_nothing(run.name, run.details))}
+        summary.remarks.update(dict.fromkeys(idle, "left out no key"))
+        idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
+        summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
         return 1 if failed or errors or not summary.columns else 0
@@ -266,6 +278,14 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
+def did_nothing(spec: str, details: Mapping[str, Any]) -> str:
+    """Return why a treatment of the script's own loss has changed nothing, as far as is known."""
+    only_excludes = spec.startswith(f"{HOST};") and not re.search("(labels|log_q|index)=", spec)
+    if not only_excludes or details.get("excluded") != 0:
+        return ""
+    return "it left out no key, so it was your loss" + DROPOUT * spec.endswith("; duplicates")
+
+
 def same_numbers(runs: Sequence[Run]) -> bool:
     """Return whether there are several seeds, and no row's numbers depend on them; NaN says nothing of seeds."""
     runs = [run for run in runs if any(map(math.isfinite, (run.result or {}).values()))]
@@ -304,7 +324,8 @@ def find_loss(
             raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{hint}")
     host, *flags = commands[0][2 : commands[0].index("--")]
     at = flags.index("--objective")
-    own, told = data.get("own") or "infonce:t=host", [x for x in data.get("told", ()) if x["distinct"] < x["length"]]
+    own, told = data.get("own") or "infonce:t=host", data.get("told", ())
+    told = [x for x in told if x["kind"] == "duplicates" or x["distinct"] < x["length"]]  # other batches repeat texts
     print_line(f"found {', '.join(loss['site'] for loss in data['losses'] if loss.get('command')) or host}: {own}")
     for one in (one for one in told if one.get("classes")):
         print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")

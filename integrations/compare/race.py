@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -29,7 +28,7 @@ from ..store.progress import duration, format_numbers, print_line
 from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
-from .comparison import EQUAL, Comparison, same_numbers, uneven
+from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .race_page import Arm, Points
 from .running import NO_SEED, read_again
 from .settings import HOST, SHARE, TEMPERATURES
@@ -37,9 +36,7 @@ from .settings import HOST, SHARE, TEMPERATURES
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is learned or not known"
-INERT = "in its first training it left out no key, so it was your loss"
 TWIN = "in its first training it left out as many keys as {} and had the same numbers"
-DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
 HCL = ("hcl:beta=1,prior=0.1", "hcl:beta=2,prior=0.1")
 
 
@@ -62,6 +59,7 @@ class Race(Comparison):
             self.families = [one for one in self.families if one not in same]
             print_line(f"{', '.join(same)}: your own loss, so it is tried as {HOST}")
         self.arms: list[Arm] = []
+        self.skipped: list[str] = []  # what the budget is too small for
 
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
@@ -105,6 +103,10 @@ class Race(Comparison):
         winner = rival if better else winner
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better)
+        if self.skipped:
+            said += (
+                f" Not tried, since --budget {self.arguments.settings.budget} is too small: {', '.join(self.skipped)}."
+            )
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
@@ -189,6 +191,7 @@ class Race(Comparison):
         new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
         if skipped := [arm.text for arm in new[room:]]:
             print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
+            self.skipped += skipped
         if new := new[:room]:
             print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
         short = self._cut(quarter := self._steps(1 / SHARE))
@@ -204,14 +207,13 @@ class Race(Comparison):
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve, arm.calls = self._points(run, quarter, value), run.details.get("calls", 0) * bool(self.flag)
-            only_excludes = arm.family.startswith(f"{HOST};") and not re.search("(labels|log_q|index)=", arm.family)
-            arm.excluded = run.details.get("excluded") if only_excludes and run.done else None
+            arm.excluded = run.details.get("excluded") if arm.family.startswith(f"{HOST};") and run.done else None
             found = (arm.factor, arm.short, arm.excluded)
             earlier = [other for other in (*self.arms, *new[: new.index(arm)]) if other.excluded]
             twins = [one.text for one in earlier if (one.factor, one.short, one.excluded) == found]
-            if arm.excluded == 0 or twins:
-                inert = INERT + DROPOUT * arm.family.endswith("; duplicates")
-                arm.short, arm.inert = -math.inf, TWIN.format(twins[0]) if twins else inert
+            idle = did_nothing(arm.family, run.details) if run.done else ""
+            if idle or twins:
+                arm.short, arm.inert = -math.inf, TWIN.format(twins[0]) if twins else f"in its first training {idle}"
                 self.families = [family for family in self.families if family != arm.family]
                 print_line(f"{arm.text}: dropped, since {arm.inert}")
         self.arms += new
@@ -273,7 +275,8 @@ class Race(Comparison):
 
 def proposals(told: Sequence[str]) -> list[str]:
     """Return the treatments to race, by evidence; ``told`` are of the script's data, such as ``ids=batch["doc"]``."""
-    return [*(f"{HOST}; {rule}" for rule in ("duplicates", *told[:MOST_PATHS])), *HCL, f"{HOST}; margin=-0.1"]
+    rules = [*["duplicates"] * (not any(rule.startswith("duplicates=") for rule in told)), *told[:MOST_PATHS]]
+    return [*(f"{HOST}; {rule}" for rule in rules), *HCL, f"{HOST}; margin=-0.1"]
 
 
 def ranked(arms: Iterable[Arm]) -> list[Arm]:

@@ -97,7 +97,7 @@ def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -
     missing = sorted(v.missing for v in unclear.values() if v.tested)
     more = _range(f"about {count}" if count < MANY else f"over {MANY}" for count in missing)
     found = f"differences from {_range(f'{x:.{places}f}' for x in sizes)} on would be found"
-    return f" ({found}; {more} more {pair}{'s' * (more != 'about 1')} would tell)"
+    return f" ({found}; {more} more {pair}{'s' * (more != 'about 1')} would tell whether different or equivalent)"
 
 
 def _checks(column: Column) -> Iterator[str]:
