@@ -92,7 +92,7 @@ def run_grid(
                     if outcome.error:
                         failures[run.path] = outcome.error
                     ending = f"failed: {outcome.error}" if outcome.error else format_numbers(run.result or {})
-                    report(f"[{count}/{total}] {run.title}: {ending}{left(began, count - first, ends - first)}")
+                    report(f"[{count}/{total}] {run.title}: {ending}{left(began, count - first, ends - first, jobs)}")
             if busy:
                 report(f"waiting for another process: {busy[0].title}" + (" and others" if len(busy) > 1 else ""))
             while busy and all(run.folder.busy for run in busy):

@@ -43,12 +43,12 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
             print_line(f"{title}: {done}{f'/{total}' if total else ''} after {seconds:.0f} s{rest}")
 
 
-def left(start: float, done: int, total: float) -> str:
-    """Say how long the rest takes if it is as fast as what was done since ``start``; nothing in the first seconds."""
+def left(start: float, done: int, total: float, jobs: int = 1) -> str:
+    """Say how long the rest takes if it is as fast as what ``jobs`` have done since ``start``; not in first seconds."""
     seconds = time.monotonic() - start
     if seconds < LINE_AFTER or not 0 < done < total:
         return ""
-    return f", about {duration(seconds / done * (total - done))} left"
+    return f", about {duration(seconds / -(-done // jobs) * (total - done) / jobs)} left"  # of each round
 
 
 def duration(seconds: float) -> str:

@@ -774,6 +774,13 @@ def test_a_part_of_a_grid_says_its_place_in_the_whole_and_the_time_left(tmp_path
     assert minutes[0] > minutes[1] > 300  # other grids follow the last of these runs
 
 
+def test_the_time_left_does_not_halve_when_the_second_of_two_jobs_ends(monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 600.0)
+    said = [progress.left(0.0, done, 12, jobs=2) for done in (1, 2)]
+    assert said == [", about 55 min left", ", about 50 min left"]
+    assert progress.left(0.0, 1, 12) == ", about 110 min left"
+
+
 def test_progress_is_a_bar_on_a_terminal(monkeypatch):
     pytest.importorskip("tqdm")
     ours, theirs = pty.openpty()
