@@ -44,6 +44,7 @@ class Race(Comparison):
     """A race, checked with the plugins of the host."""
 
     command = "race"
+    skipped: Sequence[str] = ()  # what the budget is too small for
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -59,7 +60,6 @@ class Race(Comparison):
             self.families = [one for one in self.families if one not in same]
             print_line(f"{', '.join(same)}: your own loss, so it is tried as {HOST}")
         self.arms: list[Arm] = []
-        self.skipped: list[str] = []  # what the budget is too small for
 
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
@@ -104,9 +104,9 @@ class Race(Comparison):
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better)
         if self.skipped:
-            said += (
-                f" Not tried, since --budget {self.arguments.settings.budget} is too small: {', '.join(self.skipped)}."
-            )
+            more = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
+            small = f"--budget {self.arguments.settings.budget} is too small"
+            said += f" Not tried, since {small}: {', '.join(self.skipped[:3])}{more}."
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
@@ -191,7 +191,7 @@ class Race(Comparison):
         new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
         if skipped := [arm.text for arm in new[room:]]:
             print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
-            self.skipped += skipped
+            self.skipped = [*self.skipped, *skipped]
         if new := new[:room]:
             print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
         short = self._cut(quarter := self._steps(1 / SHARE))

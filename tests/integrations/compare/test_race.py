@@ -40,6 +40,7 @@ def test_proposes_rules_at_multiples_of_the_scripts_own_temperature():
     assert at_temperature("host", "infonce:t=host", 2) is None
     found = race.proposals(["ids=doc"])
     assert found[:2] == ["host; duplicates", "host; ids=doc"]
+    assert race.proposals(["duplicates=x['input_ids']"])[:2] == ["host; duplicates=x['input_ids']", race.HCL[0]]
     for family in found:
         cp.treatment(at_temperature(family, "infonce:t=0.05", 2))
 
@@ -230,6 +231,7 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
         assert found["winner"] == "infonce:t=0.2"
         assert found["sentence"].startswith("nothing beats your loss at t=0.2: tuning gained +2 [")
         assert f"; the best other, {best}, is -1 [" in found["sentence"]
+    assert ("Not tried, since --budget 4 is too small: " in found["sentence"]) == (most == 5)
     third = ("infonce:t=0.2", 12.0) if (tune_seeds, hcl) == (2, 3) else ("host", None)
     assert {*fresh} == {(best, None), ("infonce:t=0.2", None), third}
     assert len(fresh) == 9
