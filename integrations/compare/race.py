@@ -207,11 +207,12 @@ class Race(Comparison):
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve, arm.calls = self._points(run, quarter, value), run.details.get("calls", 0) * bool(self.flag)
-            arm.excluded = run.details.get("excluded") if arm.family.startswith(f"{HOST};") and run.done else None
+            details = run.details if run.done and self.flag else {}
+            arm.excluded = details.get("excluded") if arm.family.startswith(f"{HOST};") else None
             found = (arm.factor, arm.short, arm.excluded)
             earlier = [other for other in (*self.arms, *new[: new.index(arm)]) if other.excluded]
             twins = [one.text for one in earlier if (one.factor, one.short, one.excluded) == found]
-            idle = did_nothing(arm.family, run.details) if run.done else ""
+            idle = did_nothing(arm.family, details)
             if idle or twins:
                 arm.short, arm.inert = -math.inf, TWIN.format(twins[0]) if twins else f"in its first training {idle}"
                 self.families = [family for family in self.families if family != arm.family]
