@@ -486,8 +486,8 @@ def relinked(content: str, source: Path, page: str, pages: dict[Path, str]) -> s
                 to, heading = f"{to.rpartition('/')[0]}/{moved[heading]}", ""
             return f"[{label}]({os.path.relpath(to, Path(page).parent)}{heading or ''})"
         if picture and path.is_relative_to(ROOT / "docs"):
-            own = path.relative_to(ROOT / "docs")
-            return f"![{label}]({os.path.relpath(own, Path(page).parent)})"
+            place = os.path.relpath(path.relative_to(ROOT / "docs"), Path(page).parent)
+            return f"[![{label}]({place})]({place})"  # a click shows it in full size
         return label
 
     content = re.sub(r"```mermaid\n(.*?)```\n", arrows, content, flags=re.S)

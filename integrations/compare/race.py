@@ -104,9 +104,9 @@ class Race(Comparison):
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better)
         if self.skipped:
-            more = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
+            others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
             small = f"--budget {self.arguments.settings.budget} is too small"
-            said += f" Not tried, since {small}: {', '.join(self.skipped[:3])}{more}."
+            said += f" Not tried, since {small}: {', '.join(self.skipped[:3])}{others_too}."
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
