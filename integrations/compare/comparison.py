@@ -21,6 +21,7 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.names import closest
+from counterpoint.objectives.infonce import first_temperature
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import Parser
 from counterpoint.plugins.finder.words import CLASSES
@@ -31,7 +32,7 @@ from ..report.statistics import FEWEST, MISSING, available, compare
 from ..report.summary import plural
 from ..report.words import quoted
 from ..search.commands import FIRST_SEED
-from ..search.coordinate import FACTORS, FOLLOWS, Scores, at_edge, at_temperature, best_of, search, value_of
+from ..search.coordinate import FACTORS, FOLLOWS, Scores, at_edge, at_temperature, best_of, search
 from ..search.grids import GRIDS, grids_of
 from ..secrets import REDACTED, redacted
 from ..store.executors import LOCAL
@@ -50,7 +51,6 @@ TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
 DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
-T = "temperature"
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 SHARED = ("temperature", "denominator")  # the host's, in rows that name none
@@ -105,11 +105,11 @@ class Comparison:
             self._tune()
         else:
             self.notes.append(UNTUNED)
-            for spec, at in [(spec, at_temperature(spec, self.own)) for spec in self.specs]:
-                if at and at not in self.specs and value_of(at, T) != value_of(self.own, T):  # HCL's is higher
-                    self.notes.append(
-                        f"{quoted(spec)} has the temperature of your loss; a better start is {quoted(at)}"
-                    )
+            for spec in self.specs:
+                sharper = first_temperature(cp.treatment(spec, "infonce"), 1.0) != 1  # than InfoNCE: HCL
+                if sharper and (at := at_temperature(spec, self.own) or spec) not in self.specs:
+                    told = f"{quoted(spec)} has the temperature of your loss; a better start is {quoted(at)}"
+                    self.notes.append(told)
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
@@ -158,7 +158,8 @@ class Comparison:
         if settings.items:
             summary.items.extend(report.over_items(summary, settings.items, settings.margin))
         summary.remarks.update(self.remarks)
-        idle = {run.name: why for run in done if (why := did_nothing(run.name, run.details))}
+        moved = {run.name for run in done if not did_nothing(run.name, run.details)}  # in some seed
+        idle = {run.name: did_nothing(run.name, run.details) for run in done if run.name not in moved}
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
         summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]

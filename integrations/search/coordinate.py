@@ -31,7 +31,8 @@ def at_temperature(spec: str, own: str, factor: float = 1) -> str | None:
 
     objective = cp.objective(spec, f"infonce:t={UNTYPED}")
     name, t = map(cp.objective(own).to_dict().get, ("name", "temperature"))
-    if f"t={UNTYPED}" not in str(objective) or not is_number(t):
+    by_radius = any(getattr(part, "radius", None) is not None for part in objective.modules())  # whose t has no effect
+    if f"t={UNTYPED}" not in str(objective) or by_radius or not is_number(t):
         return spec if factor == 1 or is_number(t) else None  # as it is, if it names its own
     value = float(f"{factor * first_temperature(objective, t):.4g}")
     of_host = re.match(r"host\b", spec)

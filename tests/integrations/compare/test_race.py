@@ -38,6 +38,7 @@ def test_proposes_rules_at_multiples_of_the_scripts_own_temperature():
     assert at_temperature("host", "infonce:t=0.05,denominator=negatives", 2) == "infonce:t=0.1"
     assert at_temperature("host; duplicates", "infonce:t=0.05", 1) == "host; duplicates"
     assert at_temperature("host", "infonce:t=host", 2) is None
+    assert at_temperature("infonce:radius=0.1; ids=y", "infonce:t=0.05", 2) == "infonce:radius=0.1; ids=y"
     found = race.proposals(["ids=doc"])
     assert found[:2] == ["host; duplicates", "host; ids=doc"]
     assert race.proposals(["duplicates=x['input_ids']"])[:2] == ["host; duplicates=x['input_ids']", race.HCL[0]]

@@ -94,16 +94,19 @@ def rows(said: str) -> dict[str, dict]:
 def test_the_scripts_own_loss_and_another(here, capsys):
     expected = plain("train.py", "--seed", "3")["test"]
     capsys.readouterr()
-    same = "'infonce:t=0.02; duplicates'"  # at the script's own temperature
-    line = f"{TOLD} --objective host infonce:t=0.2 {same} --seed 3 --seeds 1 --seed-flag --seed {READ} --report --json"
+    specs = "--own infonce:t=0.02 --objective host infonce:t=0.2 'host; duplicates' hcl"
+    line = f"{TOLD} {specs} --seed 3 --seeds 1 --seed-flag --seed {READ} --report --json"
     assert main(["compare", *shlex.split(f"{line} -- train.py")]) == 0
     found = rows(said := capsys.readouterr().out)
     differs = "settings of their own, where other rows have the host's: infonce:t=0.2 (temperature)"
-    assert differs in json.loads(said)["notes"]
+    assert differs in (notes := json.loads(said)["notes"])
+    assert "hcl has the temperature of your loss; a better start is hcl:t=0.04" in notes
+    assert '"host; duplicates": it left out no key, so it was your loss' in " ".join(notes)
+    assert found["host; duplicates"]["remark"] == "left out no key"
     assert found["host"]["values"] == {"3": expected}
     assert found["infonce:t=0.2"]["mean"] > expected + 3
     excluded = {run.name: run.details["excluded"] for run in store.find_runs("runs")}
-    assert excluded == {"host": None, "infonce:t=0.2": None, same.strip("'"): 0.0}
+    assert excluded == {"host": None, "infonce:t=0.2": None, "host; duplicates": 0.0, "hcl": None}
     for run in store.find_runs("runs"):
         assert run.details["calls"] == 60
         assert [line["step"] for line in run.metrics()] == [*range(1, 61)]
