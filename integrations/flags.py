@@ -89,7 +89,7 @@ def check_runs(places: Sequence[str | Path]) -> None:
     folders = [place for place in places if isinstance(place, Path)]
     for folder in folders:
         if folder.is_file():
-            hint = "a model of your own is evaluated in Python, see docs/own_models.md"
+            hint = "a model of your own is evaluated in Python, see Your own model in the documentation"
             raise ValueError(f"{folder}: expected a folder of runs, got a file; {hint}.")
         if not folder.is_dir():
             raise ValueError(f"{folder}: no such folder.")

@@ -268,7 +268,8 @@ class Logits(Replaced):
         given = iter(learned)
         options: dict[str, Any] = {k: next(given) if isinstance(v, Tensor) else v for k, v in self.options.items()}
         with torch.enable_grad():
-            if "_checked_scale" not in vars(loss_fn) and float(self.options.get("scale", 1.0)) > 1:
+            scale = torch.as_tensor(self.options.get("scale", 1.0)).detach().max()
+            if "_checked_scale" not in vars(loss_fn) and bool(scale > 1):
                 warn_of_scales(loss_fn)
             for part in loss_fn.modules():
                 vars(part)["_checked_scale"] = True  # here, it is measured

@@ -13,7 +13,7 @@ from .settings import Settings
 WIDTH = 100
 LEGEND = (
     "[atlas: ...] is the evidence: points of accuracy that a row gains on data whose faults are known, see "
-    "docs/atlas.md. The oracle knows the labels."
+    "The atlas in the documentation. The oracle knows the labels."
 )
 
 
