@@ -27,6 +27,7 @@ import atlas_tables
 import differences
 import matplotlib
 from atlas import ADVERSARIAL, DATASETS, LIMITS, ORACLE, PLACEBO, PLAIN, Row, World, cells, finished, key_of
+from PIL import Image
 
 import counterpoint as cp
 from counterpoint.integrations import evidence
@@ -289,6 +290,8 @@ def dose_curves(found: list[dict[str, Any]], path: Path) -> None:
     title += "bars: intervals that hold together over all comparisons of a data set; logarithmic beyond 5 points"
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=110)
+    with Image.open(path) as picture:  # lines and text need few colors: a third of the file
+        picture.convert("RGB").quantize(128).save(path, optimize=True)
     plt.close(figure)
 
 

@@ -251,7 +251,7 @@ class Race(Comparison):
         return curve or [(length, self.sign * value)]
 
     def _cut(self, length: float) -> dict[str, Any]:
-        """Return what a cell of another length has, or of so many numbers that the script prints."""
+        """Return the settings of a run of another length, or of one stopped after so many printed numbers."""
         lines = {"lines": int(length), "of": self.chosen_by.what}
         return {"length": float(length), "steps_flag": self.flag} if self.flag else lines
 

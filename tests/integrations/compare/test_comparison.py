@@ -187,7 +187,7 @@ def test_a_seed_without_effect_is_seen(done):
     assert same_numbers(same)
     assert not same_numbers(same[:2] + done(("host", 1, 9, 1, 0.7), ("hcl", 1, 9, 1, 0.6)))
     lost = done(*((spec, seed, 9, 1, math.nan) for seed in range(2) for spec in ("host", "dcl")))
-    assert not same_numbers(lost)  # which is no sign of a fixed seed
+    assert not same_numbers(lost)  # NaN says nothing of the seed
     assert same_numbers([*same, *lost])
 
 
