@@ -173,7 +173,7 @@ def test_image_sets_check_their_shapes():
     with pytest.raises(ValueError, match="uint8"):
         ImageSet("mine", torch.rand(2, 3, 4, 4), torch.zeros(2))
     with pytest.raises(ValueError, match="one class per image"):
-        ImageSet("mine", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3))
+        ImageSet("mine", torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(3).long())
 
 
 @offline
