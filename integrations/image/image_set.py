@@ -41,12 +41,12 @@ class ImageSet:
             raise TypeError(f"ImageSet(name, x, y): expected a name first, got {type(self.name).__name__}.")
         if not isinstance(self.x, torch.Tensor):
             raise TypeError(f"{self.name}: expected a tensor of images, got {type(self.x).__name__}.")
+        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
+            raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {self.x.dtype} {tuple(self.x.shape)}.")
         if not isinstance(self.y, torch.Tensor) or self.y.is_floating_point():
             got = self.y.dtype if isinstance(self.y, torch.Tensor) else type(self.y).__name__
             raise TypeError(f"{self.name}: expected a tensor of classes, of whole numbers, got {got}.")
         object.__setattr__(self, "y", self.y.long())
-        if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
-            raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {self.x.dtype} {tuple(self.x.shape)}.")
         if self.y.shape != (len(self.x),):
             raise ValueError(f"{self.name}: expected one class per image, got {tuple(self.y.shape)}.")
 
