@@ -207,6 +207,14 @@ def test_long_pages_start_with_a_summary(site):
     assert "hosts/index.md" not in long
 
 
+def test_the_api_lists_what_a_package_exports(site):
+    """Not another module's function of the same name."""
+    for domain in ("image", "graph"):
+        page = (site / "api" / f"{domain}.html").read_text()
+        assert f'id="counterpoint.integrations.{domain}.data.load"' in page
+        assert f"{domain}.published.load" not in page
+
+
 def test_the_page_of_the_api_begins_with_what_users_call(site):
     page = (site.parent / "pages" / "api" / "counterpoint.md").read_text(encoding="utf-8")
     names = [name.rpartition(".")[2] for name in re.findall(r"^::: (.*)", page, re.M)]

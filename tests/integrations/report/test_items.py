@@ -11,7 +11,7 @@ pytest.importorskip("scipy")
 from scipy.stats import spearmanr, ttest_rel
 
 from counterpoint.integrations.command.main import main
-from counterpoint.integrations.items import Items
+from counterpoint.integrations.items import Items, write
 from counterpoint.integrations.report.items import compare_items, measure
 
 
@@ -156,3 +156,15 @@ def test_files_of_two_settings_are_told_apart_by_their_paths(tmp_path, monkeypat
     words = ["report", "--items", "npy:hcl-beta=1/items.npy", "npy:hcl-beta=2/items.npy", "--json"]
     assert main(words) == 0
     assert set(json.loads(capsys.readouterr().out)["values"]) == {f"hcl-beta={beta}/items.npy" for beta in (1, 2)}
+
+
+def test_two_models_never_share_a_file(tmp_path):
+    written = write(tmp_path, "sts/12", {"m/bge-v1.0": [{"item": "a"}], "m/bge-v1.5": [{"item": "b"}]})
+    assert [path.relative_to(tmp_path).as_posix() for path in written] == [
+        "sts_12/m_bge-v1.0.jsonl",
+        "sts_12/m_bge-v1.5.jsonl",
+    ]
+    assert [path.read_text() for path in written] == ['{"item": "a"}\n', '{"item": "b"}\n']
+    with pytest.raises(ValueError, match="--items: m/a and m_a would be written to the same file"):
+        write(tmp_path, "new", {"m/a": [], "m_a": []})
+    assert not (tmp_path / "new").exists()
