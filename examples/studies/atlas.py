@@ -138,6 +138,15 @@ def sigmoid(negatives: int) -> dict[str, Row]:
     }
 
 
+def later() -> dict[str, Row]:
+    """The successors of CL-DRO for recommenders with false negatives, and the loss for positives that are wrong."""
+    return {
+        "PSL": Row("psl:t={t}"),
+        "DrRL": Row("drrl:m={m},weight={weight}", {"weight": 10.0}),
+        "RINCE": Row("rince:t={t},q={q}", {"q": 0.1}, first=(0.2, 0.4, 0.8, 1.6)),
+    }
+
+
 def with_views(count: int) -> dict[str, Row]:
     """The objectives of several positives."""
     return {
@@ -290,6 +299,14 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         dose, world = f"{classes or named} classes", World(classes % named)
         longer = {f"{name}, 4 times the steps": replace(all_rows[name], steps=4) for name in (PLAIN, "HCL")}
         yield from doses("false negatives", guided(1 / (classes or named)) | longer, (dose, world))
+    if dataset == "text":
+        yield from doses("mined negatives", later(), ("4 of 10 nearest", World(mined="plain")))
+        yield from doses("topical batches", later(), ("12 classes in a batch", World(topics=12)))
+    for classes in {"text": (0, 10), "graphs": (0,)}.get(dataset, (10, 4)):
+        yield from doses("false negatives", later(), (f"{classes or named} classes", World(classes % named)))
+    for share in (0.5, 0.2):
+        yield from wrong(share, {PLAIN: INFONCE} | later())
+    yield from wrong(0.5, {PLAIN: INFONCE} | later(), persistent=True)
 
 
 # ---- data ---------------------------------------------------------------------------------------
@@ -744,8 +761,9 @@ def under_attack(
 # ---- tuning -------------------------------------------------------------------------------------
 
 FACTOR = {"t": 2.0, "radius": 3.0, "prior": 3.0, "beta": 2.0, "mu": 1.5, "sigma": 2.0, "power": 2.0, "w": 4.0}
-FACTOR |= {"lam": 1.4, "alpha": 3.0, "bias": 2.0}
+FACTOR |= {"lam": 1.4, "alpha": 3.0, "bias": 2.0, "m": 2.0, "weight": 3.0, "q": 2.0}
 LIMITS = dict.fromkeys(FACTOR, (0.001, 100.0)) | {"prior": (0.0001, 0.9), "lam": (0.05, 0.98), "radius": (0.001, 4.0)}
+LIMITS |= {"m": (0.001, 0.99), "q": (0.01, 1.0)}
 
 
 def tune(source: Source, world: World, row: Row, device: str) -> dict[str, Any]:

@@ -379,7 +379,11 @@ def tuned(
         nonlocal count
         seeds = range(seed, seed + settings.tune_seeds)
         cells = [make_cell(spec, each, purpose=TUNING) for spec, each in product(specs, seeds)]
-        runs, count = run_cells(cells, before=count, total=total), count + len(cells)
+        runs = [*run_cells(first := cells[: not count], before=count, total=total)]
+        if first and runs[0].result is None:  # as with a wrong name of the number, which all others would repeat
+            raise ValueError(f"--tune: the first training failed: {runs[0].record.get('error')}")
+        runs += run_cells(cells[len(first) :], before=count + len(first), total=total)
+        count += len(cells)
         values = [sign * (run.result or {}).get(name, math.nan) for run in runs]
         return {spec: fmean(values[i * len(seeds) :][: len(seeds)]) for i, spec in enumerate(specs)}
 

@@ -363,9 +363,10 @@ def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
 
 
 def digits(means: Iterable[float]) -> int:
-    """Return the decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses."""
+    """Return the decimals to print: 2 for percentages, 1 for scores in the hundreds, 4 for losses, 3 digits below."""
     largest = max(map(abs, means))
-    return 1 if largest >= 150 else 2 if largest >= 2 else 4
+    small = 0 < largest < 0.01
+    return 2 - math.floor(math.log10(largest)) if small else 1 if largest >= 150 else 2 if largest >= 2 else 4
 
 
 def plural(count: int, noun: str) -> str:

@@ -6,6 +6,7 @@ import argparse
 import math
 import shlex
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,20 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
     assert [*best] == ["hcl; duplicates"]
     assert asked[1]["objective"] == "hcl:t=0.2; duplicates"  # the denominator stays the host's
     assert {each["seed"] for each in asked} == {1001}
+
+
+def test_tuning_ends_with_its_first_training_if_that_fails(tmp_path):
+    """A wrong name of the number fails in every one."""
+    asked: list[dict] = []
+
+    def run_cells(cells, **_):
+        asked.extend(cells)
+        return [store.Run(tmp_path, each) for each in cells]
+
+    settings = Settings(tune=3, tune_seeds=2, tune_metric=Metric.parse("output:dev (.+)"))
+    with pytest.raises(ValueError, match="--tune: the first training failed"):
+        tuned(["infonce", "hcl"], settings, partial(cell, "logits", [], ["t.py"], "c0de", Settings()), run_cells)
+    assert len(asked) == 1
 
 
 def test_tuning_starts_at_the_scripts_temperature_and_names_an_edge(tmp_path):

@@ -24,6 +24,7 @@ from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.report import FORMATS
 from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
+from counterpoint.integrations.report.summary import digits
 from counterpoint.integrations.report.words import reading
 from counterpoint.names import visible
 
@@ -53,6 +54,11 @@ def test_numbers_by_hand(tmp_path):
     assert (one.pairs, one.difference) == (4, pytest.approx(np.mean(gaps)))
     assert one == compare(base, {OTHER: other}, 0.5)[OTHER]
     assert column.cells[BASE].difference is None
+
+
+@pytest.mark.parametrize(("mean", "places"), [(412.0, 1), (-70.0, 2), (0.7, 4), (0.012, 4), (3.14e-8, 10), (0.0, 4)])
+def test_small_numbers_show_three_digits(mean, places):
+    assert digits([0.0, mean]) == places
 
 
 def test_one_family_per_column_without_the_rows_that_train_nothing(tmp_path):
