@@ -102,7 +102,7 @@ class Race(Comparison):
         better = gain is not None and gain.different and (gain.difference < 0) == lower
         winner = rival if better else winner
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
-        said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better)
+        said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better, lower)
         if self.skipped:
             others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
             small = f"--budget {self.arguments.settings.budget} is too small"
@@ -287,7 +287,14 @@ def ranked(arms: Iterable[Arm]) -> list[Arm]:
 
 
 def sentence(
-    winner: str, rival: str, tuned: str, compared: Mapping[str, Verdict | None], longer: str, cost: float, better: bool
+    winner: str,
+    rival: str,
+    tuned: str,
+    compared: Mapping[str, Verdict | None],
+    longer: str,
+    cost: float,
+    better: bool,
+    lower: bool = False,
 ) -> str:
     """Return the result of the race in a sentence, with fresh seeds' verdict on ``rival``: the winner, or the next."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
@@ -295,13 +302,13 @@ def sentence(
     times = f"the search cost {cost:.2g} times tuning the temperature alone" if cost else NOT_TUNED
     times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if winner == tuned:
-        gained = "" if tuning is None else f": tuning gained {_interval(tuning, -1)}"
+        gained = "" if tuning is None else f": tuning gained {_interval(tuning, 1 if lower else -1)}"
         other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
         beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
         said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"
         return f"{said} {own}{gained}{other}; {times}."
     assert gain is not None
-    said = f"{rival}: {_interval(gain)} over {own}; {times}."
+    said = f"{rival}: {_interval(gain)} {'(lower is better) against' if lower else 'over'} {own}; {times}."
     return said if better else f"nothing is shown to beat {own}; the best was {said}"
 
 

@@ -71,6 +71,11 @@ def test_says_what_is_shown_and_no_more():
     said = race.sentence("infonce:t=0.1", "hcl:prior=0.02", "infonce:t=0.1", rows, "", cost, better=False)
     other = r"the best other, hcl:prior=0.02, is \+3 \[.+?\] from it; the search cost 2 times"
     assert re.match(rf"nothing beats your loss at t=0.1: tuning gained \S+ \[.+?\]; {other}", said)
+    lower = compare(better, {"hcl": base, "host": {seed: value + 1 for seed, value in better.items()}})
+    said = race.sentence("hcl", "hcl", "infonce:t=0.1", lower, "", cost, better=True, lower=True)
+    assert re.match(r"hcl: -3 \[.+?\] \(lower is better\) against your loss at t=0.1;", said)
+    said = race.sentence("infonce:t=0.1", "hcl", "infonce:t=0.1", lower, "", cost, better=False, lower=True)
+    assert ": tuning gained +1 [" in said
     unsure = compare(base, {"hcl:prior=0.02": dict(enumerate([63.0, 58.5, 62.8])), "host": same})
     said = race.sentence("infonce:t=0.1", "hcl:prior=0.02", "infonce:t=0.1", unsure, "", cost, better=False)
     assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning gained ")
