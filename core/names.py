@@ -23,7 +23,7 @@ ELSEWHERE = {
     name: (spec, call)
     for names, spec, call in [
         (
-            "ntxent simclr moco clip npairs crossentropy mnrl multiplenegativesranking grace",
+            "nce nt ntxent simclr moco clip npair npairs crossentropy mnrl multiplenegativesranking grace",
             "infonce", "InfoNCE(temperature)(z1, z2)",
         ),
         ("cachedmultiplenegativesranking cachedmnrl", "infonce", "InfoNCE(temperature)(z1, z2), with gradcache"),
@@ -37,7 +37,7 @@ ELSEWHERE = {
             'DCL, the debiased loss; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")',
         ),
         ("decoupledcontrastive", "infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2)'),
-        ("debiasedcontrastive", "dcl", "DCL(temperature, prior)(z1, z2)"),
+        ("debiased debiasedcontrastive", "dcl", "DCL(temperature, prior)(z1, z2)"),
         ("contrastive", "infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),
     ]
     for name in names.split()

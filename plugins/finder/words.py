@@ -12,6 +12,7 @@ from .records import Finding, Findings, Replaced
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
 CLASSES = ": probably class labels; with them, training is supervised"
+ALL = " in this step, where it changes nothing"
 
 
 def is_sound(loss: Finding) -> bool:
@@ -146,7 +147,10 @@ def in_words(data: Findings) -> list[str]:
     for loss in losses:
         lines += ["", *_loss_words(loss)]
     about = '"host; {kind}={path}", {length} values, {distinct} distinct'
-    told = [("treatment", about.format_map(each) + CLASSES * each["classes"]) for each in data["told"]]
+    told = [
+        ("treatment", about.format_map(x) + CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"]))
+        for x in data["told"]
+    ]
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:

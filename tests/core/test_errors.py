@@ -626,6 +626,8 @@ SPECS = [
     ("^NTXent", r"unknown objective 'NTXent'. Did you mean 'infonce'\?"),
     ("^ADNCE", r"unknown objective 'ADNCE'. Did you mean 'adnce'\?"),
     ("^DistancePolarization", r"unknown objective 'DistancePolarization'. Did you mean 'dp'\?"),
+    ("^nce", r"unknown objective 'nce'. Did you mean 'infonce'\?"),
+    ("^nt-xent", r"unknown objective 'nt'. Did you mean 'infonce'\?"),
     ("^infonc", r"unknown objective 'infonc'. Did you mean 'infonce'\? Known: .*adnce"),
     ("^sum", r"unknown objective 'sum'"),
     ("^host; duplicates", r"'host' is the loss of a script .*as it is; here, name it"),

@@ -165,11 +165,13 @@ def test_a_wrong_path_is_an_error_in_the_first_step(train, path, why):
 
 
 def test_auto_says_which_of_its_offers_are_class_labels(train):
-    code, said = train(["auto"], "", "host", GRAPHS)
+    graphs = GRAPHS.replace("doc=", "sample=torch.arange(8) + 8, doc=")
+    code, said = train(["auto"], "", "host", graphs)
     assert code == 0, said
     classes = "8 values, 2 distinct: probably class labels; with them, training is supervised"
     assert f'"host; ids=b.y", {classes}' in said
     assert '"host; ids=b.doc", 8 values, 5 distinct\n' in said
+    assert '"host; ids=b.sample", 8 values, 8 distinct in this step, where it changes nothing\n' in said
 
 
 def test_auto_says_that_the_entries_that_are_left_out_are_the_diagonal(train):
