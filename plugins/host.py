@@ -241,7 +241,7 @@ class Host:
         tested: versions with which the unmodified host ran, and when.
         markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
             Empty for hosts that are packages.
-        package: for hosts that are installed packages.
+        package, extra: for hosts that are installed packages, and the extra that brings them.
         sites: for hosts that are recognized by where a loss lies: ``FILE:FUNCTION``, and what else the plugin needs.
         scale: the name of the factor at these sites, where no product of embeddings leads to the logits.
         max_views: the most views per sample: None for any number, 1 if objectives that compare views are impossible.
@@ -264,6 +264,7 @@ class Host:
     tested: str
     markers: tuple[tuple[str, str], ...] = ()
     package: str = ""
+    extra: str = ""
     sites: Mapping[str, str | None] = field(default_factory=dict)
     scale: str = ""
     max_views: int | None = 2

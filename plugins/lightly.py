@@ -165,6 +165,7 @@ HOST = Host(
     tested="lightly 1.6.0, torch 2.15, torchvision 0.29; NTXentLoss since lightly 1.5.13, DCLLoss since 1.5.21; "
     "November 2026",
     package="lightly",
+    extra="image",
     views="its criteria take two, and its scripts' transforms make two: change one line, criterion = "
     "counterpoint.plugins.lightly.ContrastiveLoss(...), which takes as many as lightly's MultiViewTransform makes",
     inputs="the criterion sees projections, not images",

@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from counterpoint.install import install
 from counterpoint.names import check_known, is_spec
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def find(name: str, folder: Path, force: bool = False) -> Host:
 
     host = load(name)
     if host.package and importlib.util.find_spec(host.package) is None:
-        raise SeamError(f"{name}: the package {host.package} is not installed: pip install {host.package}")
+        remedy = install(host.extra) if host.extra else f"pip install {host.package}"
+        raise SeamError(f"{name}: the package {host.package} is not installed: {remedy}")
     if host.markers and not force and not host.recognises(folder):
         similar = [other for other in names() if load(other).recognises(folder)]
         hint = f"it looks like {' or '.join(similar)}" if similar else "it looks like none of the known hosts"

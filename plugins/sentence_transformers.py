@@ -365,6 +365,7 @@ HOST = Host(
     spec="infonce:t=host",
     tested="sentence-transformers 6.2, transformers 5.24, torch 2.15, November 2026",
     package="sentence_transformers",
+    extra="sentence",
     max_views=1,
     views="logits do not say which columns are views of one sample. Change one line instead: loss = "
     "counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, ...), which takes views",

@@ -136,10 +136,11 @@ class Comparison:
             if end >= early and same_numbers([run for run in runs if run.done]):
                 break
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
-        if failed:
-            print(f"counterpoint compare: {len(failed)} of {plural(len(runs), 'run')} failed", file=sys.stderr)
         for run in failed[:MOST]:
             print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *last_lines(run)]), file=sys.stderr)
+        if failed:  # last, since logs are long
+            why = str(failed[0].record.get("error")).partition("\n")[0]
+            print(f"counterpoint compare: {len(failed)} of {plural(len(runs), 'run')} failed: {why}", file=sys.stderr)
         errors = {} if settings.any_length else dict(uneven(done))
         for error in errors.values():
             print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)

@@ -76,7 +76,7 @@ def _named_after(pattern: str, text: str) -> str:
     if compiled.groups != 1:
         actual = f"got {compiled.groups}; (?:...) is not a group"
         raise argparse.ArgumentTypeError(f"{text}: expected one group (...) around the number, {actual}")
-    words = re.sub(r"\\.|\W+", " ", pattern.partition("(")[0]).strip()
+    words = re.sub(r"(?:\\.|[^\w@/%-])+", " ", pattern.partition("(")[0]).strip(" -")
     return next(iter(compiled.groupindex), words or "value")
 
 

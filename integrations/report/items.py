@@ -1,8 +1,8 @@
 """Verdicts over the items of a test set: these models on new items, and training again. They need scipy.
 
-*These models on new items*: items are drawn again with replacement, the same for all models, and a mean of scores, or
-Spearman's correlation, is computed again; Student's t has the standard error of these draws. Beside the verdicts on
-means stands the p-value of a permutation test, which exchanges two models' scores of an item at random.
+*These models on new items*: means of scores are compared by the paired t-test, beside which stands the p-value of a
+permutation test, which exchanges two models' scores of an item at random. For Spearman's correlation, items are drawn
+again with replacement, the same for all models; Student's t has the standard error of these draws.
 
 *Training again*, from 3 seeds on: seeds and items are both a sample. The variance of the mean difference is the sum of
 what seeds and items contribute, less what both count; Student's t has the degrees of freedom of Satterthwaite.
@@ -122,7 +122,7 @@ def compare_items(
         found = np.array([once[row, seed] - once[baseline, seed] for seed in own])
         gaps = np.array([drawn[row, seed] - drawn[baseline, seed] for seed in own])
         # a draw has 1/n less variance than new items have
-        these[row] = float(found.mean()), float(gaps.mean(0).std()) * count / math.sqrt(count - 1), count
+        spread = float(gaps.mean(0).std()) * count / math.sqrt(count - 1)
         if seeds and len(own) >= FEWEST:
             again[row] = _both(found, gaps, count)
         if gold is None:
@@ -130,6 +130,8 @@ def compare_items(
             signs = 2 * rng.integers(2, size=(min(draws, step), count)) - 1
             larger = abs(signs @ gap) >= abs(gap.sum()) * (1 - 1e-9)
             permutation[row] = float((1 + larger.sum()) / (1 + len(signs)))
+            spread = float(gap.std(ddof=1))  # which the draws of a mean approach
+        these[row] = float(found.mean()), spread, count
     shown = min(map(len, rows.values())) * seeds
     verdicts = _verdicts(these, margin), permutation, _verdicts(again, margin)
     return ItemReport(title, baseline, count, shown, values, *verdicts)

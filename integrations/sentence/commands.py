@@ -158,18 +158,27 @@ def _by_items(arguments: argparse.Namespace, reports: dict[str, Any]) -> list[It
     from ..items import of_rows, write
     from ..report.items import compare_items
 
-    compared, first = [], next(iter(reports))
+    compared, shown = [], dict(zip(reports, reports if arguments.json else _distinct([*reports]), strict=True))
     sets = {name: getattr(report, "collections", None) or report.sets for name, report in reports.items()}
     fields = arguments.measure.split(":")
     measured = "Spearman" if len(fields) > 1 else fields[0]
-    for part in sets[first]:
+    for part in next(iter(sets.values())):
         rows = {name: scores[part].items for name, scores in sets.items()}
         if arguments.items is not None:
             write(arguments.items, part, rows)
         if len(reports) > 1:
-            models = {name: {0: of_rows(f"{name}, {part}", some, ["item", *fields])} for name, some in rows.items()}
-            compared.append(compare_items(f"{part}, {measured}", first, models, seeds=False))
+            models = {shown[x]: {0: of_rows(f"{x}, {part}", some, ["item", *fields])} for x, some in rows.items()}
+            compared.append(compare_items(f"{part}, {measured}", next(iter(models)), models, seeds=False))
     return compared
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Return names without the folders at both ends that all share."""
+    parts = [name.split("/") for name in names]
+    for end in (0, -1):
+        while min(map(len, parts)) > 1 == len({part[end] for part in parts}):
+            parts = [part[1:] if end == 0 else part[:-1] for part in parts]
+    return ["/".join(part) for part in parts]
 
 
 def sts_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from torch.optim import optimizer
 
 import counterpoint as cp
 from counterpoint.plugins import inject, registry
-from counterpoint.plugins.host import Host, Seam, Shim
+from counterpoint.plugins.host import Host, Seam, SeamError, Shim
 
 ARGUMENTS = ["--scale", "2"]
 TOY = """
@@ -483,6 +483,12 @@ def test_a_missing_package(launch, third):
     found = launch("absent")
     assert found.code == 2
     assert "pip install no_package_of_this_name" in found.err
+
+
+def test_a_missing_package_with_an_extra(monkeypatch):
+    monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SeamError, match=r"the package lightly is not installed: pip install .*\[image\]"):
+        registry.find("lightly", Path())
 
 
 README = Path(__file__).parents[2] / "examples" / "existing_repos" / "README.md"

@@ -86,6 +86,14 @@ def test_what_cannot_be_read_is_told_at_once(text, error):
         Metric.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [("ndcg@10: (.+)", "ndcg@10"), (r"epoch \d+ acc (.+)", "epoch acc"), (r"val/top-1=\s*([\d.]+)", "val/top-1")],
+)
+def test_a_number_is_named_after_the_words_before_it(pattern, name):
+    assert Metric.parse(f"output:{pattern}").name == name
+
+
 def test_the_last_step_of_tensorboard_counts(written):
     for name, value in (("old", 1.0), ("new", 2.0)):
         with torch.utils.tensorboard.SummaryWriter(str(written.folder / "tb" / name)) as writer:

