@@ -66,7 +66,7 @@ class DrRL(Objective, name="drrl"):
     """
 
     formula = "1 - p + m + (mean_j (eps + weight (s_j - m)_+)^{w*})^{1/w*},  w* = omega / (omega - 1)"
-    use = "recommenders with false negatives, whose scores need no exponential"
+    use = "positives are sometimes wrong pairs; recommenders with false negatives"
     tune_first = "m (0 to .8) or learned, then weight (1 to 100), then omega (1.2 to 5)"
     cost = "less than two powers for each pair"
     on_cosines = True

@@ -304,7 +304,7 @@ def cells(dataset: str) -> Iterator[tuple[str, str, str, World, Row]]:
         yield from doses("topical batches", later(), ("12 classes in a batch", World(topics=12)))
     for classes in {"text": (0, 10), "graphs": (0,)}.get(dataset, (10, 4)):
         yield from doses("false negatives", later(), (f"{classes or named} classes", World(classes % named)))
-    for share in (0.5, 0.2):
+    for share in (0.5, 0.2, 0.0):
         yield from wrong(share, {PLAIN: INFONCE} | later())
     yield from wrong(0.5, {PLAIN: INFONCE} | later(), persistent=True)
 

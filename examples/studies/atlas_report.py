@@ -49,7 +49,7 @@ PROPOSED = {
     "any, with `ids=`": (("oracle",), FALSE),
     "any, with `guide=`": (("masked by a guide", "guide, margin -.1", "guide, margin .05"), FALSE),
     "`supcon`, or any other, with `labels=`": (("oracle, SupCon",), FALSE),
-    "`debpos`, `nca`": (("debiased positives, 4 views", "NCA, 4 views"), ("wrong positives",)),
+    "`drrl`; `debpos`, `nca`": (("DrRL", "debiased positives, 4 views", "NCA, 4 views"), ("wrong positives",)),
     "`arcl(...)` with 4 or more views": (("ArCL, 4 views", "ArCL, 8 views"), ("views, shifted",)),
     "`intnacl`": (("IntNaCl",), ("attacks",)),
     "`... + 0.1*dp`": (("InfoNCE + DP",), FALSE),

@@ -31,6 +31,7 @@ MINED, HALF = "4 of 10 nearest", "50% redrawn"
 FIRST_SCREEN = {  # of the picture on the first screens
     "half of the positives wrong: twice the steps (text)": {
         "data": "text", "dose": HALF, "row": "InfoNCE, 2 times the steps"},
+    "half of the positives wrong: DrRL (text)": {"data": "text", "dose": HALF, "row": "DrRL"},
     "half of the positives wrong: NCA, 4 views (text)": {"data": "text", "dose": HALF, "row": "NCA, 4 views"},
     "1 in 4 negatives false: labels as ids= (images)": {"data": "images", "dose": "4 classes", "row": ORACLE},
     "mined negatives: labels as ids= (text)": {"dose": MINED, "row": ORACLE},
@@ -69,6 +70,7 @@ def benefit() -> str:
     faulty = [c for c in _others() if c["regime"] != "temperature" and not c["regime"].startswith("views")]
     groups = {name: by_effect(c for c in faulty if c["objective"] == name) for name in ("adnce", "dcl", "arcl")}
     adnce, nca = groups["adnce"], [c for c in wrong if c["row"] == "NCA, 4 views"]
+    drrl = [c for c in wrong if c["row"] == "DrRL"]
     points = [
         "**Tune the temperature, then train longer.** Where positives are wrong, twice the steps gained "
         f"{_span(c for c in wrong if c['row'] == 'InfoNCE, 2 times the steps')}; where none is, {_span(right)}: these "
@@ -79,9 +81,8 @@ def benefit() -> str:
         f"{_span(mined.get('masked by a guide', []))} and {_span(mined.get('HCL', []))}. "
         f"On images with false negatives HCL gained in {len(by_effect(images)['helps'])} of {len(images)} cells, and "
         f"a guide lost in {len(by_effect(guided)['hurts'])} of {len(guided)}.",
-        "**NCA on four views helps where half of the positives are wrong**: "
-        f"{_span(c for c in nca if '50%' in c['dose'])} over InfoNCE on four; below, "
-        f"{_span(c for c in nca if '50%' not in c['dose'])}. "
+        f"**Where positives are wrong, DrRL helps**: {_span(drrl)}; NCA on four views, if half are: "
+        f"{_span(c for c in nca if '50%' in c['dose'])}. "
         f"ADNCE gained in {len(adnce['helps'])}, lost in {len(adnce['hurts'])} of {sum(map(len, adnce.values()))} "
         f"faulty cells; DCL lost in {len(groups['dcl']['hurts'])}, ArCL in {len(groups['arcl']['hurts'])}.",
     ]
