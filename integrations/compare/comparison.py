@@ -337,9 +337,9 @@ def find_loss(
 
 def _watch(script: Sequence[str], seam: Sequence[str]) -> dict[str, Any]:
     """Return the findings of ``counterpoint inject auto`` in a few steps of the script."""
-    with tempfile.TemporaryDirectory() as out:
+    with tempfile.TemporaryDirectory() as out, tempfile.NamedTemporaryFile() as file:
         words = [word.replace("{seed}", "0").replace("{out}", out) for word in script]
-        found = Path(out, "found.json")
+        found = Path(file.name)  # not in {out}, which scripts may refuse if it is not empty
         command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", *seam, f"--json={found}", "--"]
         print_line("watching the first steps of the script for its loss")
         done = subprocess.run([*command, *words], capture_output=True, text=True, errors="replace")

@@ -340,12 +340,14 @@ def test_a_temperature_that_is_not_known_is_not_called_tuned(tmp_path, capsys):
 
 
 def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch):
-    """For the temperature of its own loss, and for what treatments may be told of."""
+    """For the temperature of its own loss, and for what treatments may be told of; SimCSE's refuses a folder in use."""
     monkeypatch.chdir(tmp_path)
-    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", "train.py")
+    script = (ROOT / "tests" / "support" / "planted_train.py").read_text(encoding="utf-8")
+    empty = "import os, sys; assert not os.listdir(sys.argv.pop(3))\n"
+    Path("train.py").write_text(script.replace("import argparse\n", f"import argparse\n{empty}", 1), encoding="utf-8")
     line = next(i for i, text in enumerate(Path("train.py").read_text().splitlines(), 1) if "cross_entropy" in text)
     words = ["logits", *FLAGS, "--site", f"train.py:{line}", "--scale", "20", "--", "train.py", "--steps", "8"]
-    arguments = build("race").parse_args(["race", *words])
+    arguments = build("race").parse_args(["race", *words, "{out}"])
     arguments.check(arguments)
     raced = race.Race(arguments, commands.seam_words(arguments))
     assert raced.own == "infonce:t=0.05"
