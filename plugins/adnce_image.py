@@ -1,10 +1,7 @@
 """The image part of ADNCE (https://arxiv.org/abs/2310.11048): SimCLR on CIFAR and STL-10 with a choice of losses.
 
-**Where the loss sits.** In ``DRO_Loss.forward`` (``model.py``), which ``main.py`` calls with the projections of two
-views and unpacks as ``(loss, weight)``; the weight is only logged.
-
 The settings are attributes: ``temperature``, and ``tau_plus`` and ``beta``, whose meaning depends on the ``estimator``
-(:data:`OWN`). :data:`HOST` says which tensors are there, and what is not possible.
+(:data:`OWN`). :data:`HOST` says where the loss sits, which tensors are there, and what is not possible.
 
 **How to put an objective there.** The arguments of the method get the gradient of the objective, see
 :mod:`counterpoint.plugins.embeddings`; by hand, change one line of ``main.py``::

@@ -1,10 +1,5 @@
 """CLIP and its relatives: open_clip, SLIP, and the models of transformers with ``return_loss=True``.
 
-**Where the loss sits.** Two calls of cross entropy, images against texts and texts against images.
-
-**Which tensors are there.** Logits of unit embeddings times a learned scale; with several processes, of the gathered
-embeddings, as the script gathers them.
-
 **How to put an objective there.** As at the host ``logits``, at sites that are known. The scale is read at each call
 and keeps its gradient; the temperature ``t=host`` is one over it. By hand, in place of ``ClipLoss`` or ``SigLipLoss``::
 

@@ -1,9 +1,6 @@
 """CURL (https://arxiv.org/abs/2004.04136): SAC from pixels, with a contrastive loss between two random crops.
 
-**Where the loss sits.** ``CurlSacAgent.update_cpc`` (``curl_sac.py``) calls ``self.cross_entropy_loss`` with what
-``CURL.compute_logits(z_a, z_pos)`` returned.
-
-**Which tensors are there.** Those of :data:`HOST`. The host subtracts each row's maximum, which does not change the
+**The loss and its tensors.** See :data:`HOST`. The host subtracts each row's maximum, which does not change the
 cross entropy, but removes the scale: so the plugin takes ``z_a``, ``z_pos`` and ``W`` where ``compute_logits`` gets
 them.
 

@@ -1,9 +1,6 @@
 """GraphCL (https://arxiv.org/abs/2010.13902) on TU data sets, ``unsupervised_TU/gsimclr.py``, and ADNCE's fork of it.
 
-**Where the loss sits.** In ``simclr.loss_cal(x, x_aug)``, a method of the script's own class. The fork's
-(``graph/gsimclr_robust.py``) also takes ``mode`` and the script's arguments.
-
-**Which tensors are there.** Those of :data:`HOST`. The fork divides by ``--temp`` and has the mean over the negatives
+**The loss and its tensors.** See :data:`HOST`. The fork divides by ``--temp`` and has the mean over the negatives
 in the denominator, plain with ``--mode easy``, weighted with ``--mode adnce`` (``--w1`` is ``mu``, ``--w2`` ``sigma``).
 
 **How to put an objective there.** The arguments of the method get the gradient of the objective, see

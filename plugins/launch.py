@@ -111,7 +111,8 @@ def install(host: Host, seam: Seam, use_shims: bool = True) -> Callable[[ModuleT
     """
     like = seam.options.get("shims")
     try:
-        applied = shims.apply(shims_of(like) if like else host.shims) if use_shims else []
+        needed = [*(shims_of(like) if like else ()), *(host.shims if like in (None, "cpu") else ())]
+        applied = shims.apply(needed) if use_shims else []
     except ModuleNotFoundError as error:
         raise SeamError(
             f"the shims of {like or host.name} change the package {error.name!r}, which cannot be imported: a fork's "
@@ -171,11 +172,11 @@ def _watch_steps(host: Host, seam: Seam) -> None:
 
 
 def shims_of(text: str) -> tuple[Shim, ...]:
-    """Return the shims of ``HOST``, or of ``HOST:PACKAGE`` for a fork whose package has another name."""
+    """Return the shims of ``HOST`` or ``cpu``, or of ``HOST:PACKAGE`` for a fork whose package has another name."""
     name, _, package = text.partition(":")
-    host = registry.load(name)
+    own = shims.of(name)
     if not package:
-        return host.shims
+        return own
     changes = sys.modules.get(f"{shims.__name__}.{name}")
     if not hasattr(changes, "shims"):
         raise SeamError(f"--shims {text}: the shims of {name} are the same for every package")

@@ -1,8 +1,6 @@
 """lightly (lightly-ai/lightly): ``NTXentLoss``, ``DCLLoss`` and ``DCLWLoss``.
 
-**Where the loss sits.** Scripts create a criterion from a class of ``lightly.loss`` and call it with ``(out0, out1)``.
-
-**Which tensors are there.** Those of :data:`HOST`. ``NTXentLoss(memory_bank_size=(n, width))`` compares the first view
+**The loss and its tensors.** See :data:`HOST`. ``NTXentLoss(memory_bank_size=(n, width))`` compares the first view
 alone with a bank of earlier second views; ``gather_distributed=True`` compares a process's own anchors with every
 process's views. Up to lightly 1.5.20 ``DCLLoss`` was another loss, which no objective reproduces.
 

@@ -2,10 +2,7 @@
 
 A query is compared with the key of a momentum encoder and with a queue of earlier keys.
 
-**Where the loss sits.** ``main_moco.py`` creates ``criterion = nn.CrossEntropyLoss()`` in each process that it spawns
-and passes it to ``train``, which calls it with the logits and labels that ``MoCo.forward`` returns.
-
-**Which tensors are there.** Those of :data:`HOST`. Only ``q`` carries gradient, and the queue is the same in every
+**The loss and its tensors.** See :data:`HOST`. Only ``q`` carries gradient, and the queue is the same in every
 process. The plugin takes ``q`` where its encoder returns it, and ``k`` and the queue where ``_dequeue_and_enqueue`` is
 called, after the logits and before the queue changes.
 

@@ -1,9 +1,6 @@
 """SimCSE (https://arxiv.org/abs/2104.08821), and the sentence part of ADNCE's code, which is a copy of it.
 
-**Where the loss sits.** In ``cl_forward`` of ``simcse/models.py``: ``nn.CrossEntropyLoss`` of a matrix that the class
-``Similarity`` computes. ADNCE's copy does so with ``--loss_mode easy`` only, and computes other modes in place.
-
-**Which tensors are there.** Those of :data:`HOST`; ``--hard_negative_weight`` is added to the logits of a sample's own
+**The loss and its tensors.** See :data:`HOST`; ``--hard_negative_weight`` is added to the logits of a sample's own
 hard negative.
 
 **How to put an objective there.** While ``cl_forward`` runs, the embeddings that the pooler (``--pooler_type cls``: the

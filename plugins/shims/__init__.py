@@ -11,6 +11,7 @@ fork of SimCSE, for example, runs on today's transformers with::
 
 from __future__ import annotations
 
+import importlib
 import re
 import traceback
 from collections.abc import Iterable, Iterator
@@ -28,10 +29,15 @@ def curing(error: BaseException, folder: Path) -> Iterator[tuple[str, Shim]]:
     text = "".join(traceback.format_exception(error))
     models = (file for file in folder.glob("*/models.py") if "def cl_forward(" in file.read_text(errors="replace"))
     forks = [f"simcse:{file.parent.name}".removesuffix(":simcse") for file in models]
-    for host in map(registry.load, registry.BUILT_IN):
-        for shim in host.shims:
+    for name in ("cpu", *registry.BUILT_IN):
+        for shim in of(name):
             if "_" in shim.name and re.search(rf"\b{shim.name}\b", text):
-                yield from ((value, shim) for value in (forks if host.name == "simcse" else [host.name]))
+                yield from ((value, shim) for value in (forks if name == "simcse" else [name]))
+
+
+def of(name: str) -> tuple[Shim, ...]:
+    """Return the shims of a host, or those of ``cpu``."""
+    return importlib.import_module(f"{__name__}.cpu").SHIMS if name == "cpu" else registry.load(name).shims
 
 
 def apply(shims: Iterable[Shim]) -> list[Shim]:

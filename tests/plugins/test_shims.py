@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from types import ModuleType
 
 import pytest
 import tiny_bert
 import torch
 
-from counterpoint.plugins import shims
-from counterpoint.plugins.host import Shim
+from counterpoint.plugins import registry, shims
+from counterpoint.plugins.host import Seam, Shim
+from counterpoint.plugins.launch import install
 from counterpoint.plugins.shims import simcse
 
 
@@ -55,17 +57,43 @@ def test_a_fork_of_simcse_has_the_same_shims_for_its_own_package(monkeypatch):
         ({}, "raise ImportError(\"no 'cached_property' here\")", None),
         ({}, "read_tu_data = lambda: (1, 2, 3)\na, b = read_tu_data()", "graphcl"),
         ({"fork/models.py": "def cl_forward("}, "raise ValueError('of something else')", None),
+        ({}, "def _lazy_init():\n    raise RuntimeError('no GPU')\n_lazy_init()", "cpu"),
     ],
 )
 def test_auto_proposes_the_shims_that_an_error_names(files, script, proposed, find, tmp_path, capsys):
     for name, text in files.items():
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
-    with pytest.raises((ImportError, ValueError)):
+    with pytest.raises((ImportError, RuntimeError, ValueError)):
         find(script)
     said = capsys.readouterr().err
     assert said.count("--shims") == bool(proposed)
     assert proposed is None or f"--shims {proposed} may help: " in said
+
+
+GPU_ONLY = """
+import torch
+import torch.nn.functional as F
+
+encoder = torch.nn.Linear(6, 4).cuda()
+for step in range(4):
+    a, b = (F.normalize(encoder(torch.randn(8, 6).cuda(non_blocking=True))) for _ in range(2))
+    F.cross_entropy(a @ b.T / 0.2, torch.arange(8).cuda(0)).backward()
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+def test_a_script_for_gpus_alone_trains_on_a_cpu(find, monkeypatch, capsys):
+    """SELFRec calls ``.cuda()`` whatever there is; the shims of a named host are applied beside it."""
+    with pytest.raises((AssertionError, RuntimeError)):  # builds of torch differ
+        find(GPU_ONLY)
+    monkeypatch.setattr(torch.Tensor, "cuda", torch.Tensor.cuda)  # undone after the test
+    found = find(GPU_ONLY, "--shims", "cpu")
+    assert [loss["ours"] for loss in found.losses] == [True]
+    assert "shim _lazy_init: torch finds no GPU" in found.err
+    seam = Seam("host", options={"shims": "cpu", "only": True})
+    install(replace(registry.load("auto"), shims=(Shim("own", "", lambda: True),), before=None), seam)
+    assert "shim own" in capsys.readouterr().err
 
 
 FORK = """
