@@ -1,7 +1,5 @@
 """MoCo v1 (https://arxiv.org/abs/1911.05722) and v2 (https://arxiv.org/abs/2003.04297), facebookresearch/moco.
 
-A query is compared with the key of a momentum encoder and with a queue of earlier keys.
-
 **The loss and its tensors.** See :data:`HOST`. Only ``q`` carries gradient, and the queue is the same in every
 process. The plugin takes ``q`` where its encoder returns it, and ``k`` and the queue where ``_dequeue_and_enqueue`` is
 called, after the logits and before the queue changes.

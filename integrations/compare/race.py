@@ -95,8 +95,9 @@ class Race(Comparison):
         base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
         summary = report.summarise(runs, baseline=base, metrics=[self.confirmed_by.name], lower=lower, margin=margin)
         compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
-        short = len(self.arms) * self._steps(1 / SHARE) / self.length
-        search = short + self.tune_seeds * sum(not arm.dropped for arm in self.arms)  # in whole trainings
+        ended = [arm.text for arm in self.arms if not arm.dropped]
+        counted = not self.flag and HOST not in ended  # the training that says how many numbers there are
+        search = len(self.arms) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(ended) + counted
         cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         gain = compared[rival.text]
         better = gain is not None and gain.different and (gain.difference < 0) == lower

@@ -245,6 +245,20 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
     assert {*whole} == {*range(1000, 1000 + tune_seeds)}
 
 
+@pytest.mark.parametrize("best", ["host", "infonce"])
+def test_the_training_that_counts_the_numbers_is_a_part_of_the_cost(tmp_path, monkeypatch, capsys, best):
+    """It is that of the script's own loss, which may not go on."""
+    asked: list[dict] = []
+    monkeypatch.setattr(store.Run, "metrics", lambda run: [{}] * 8)
+    raced = stand_in(tmp_path, lambda one: one["objective"].startswith(best) + one["seed"] % 7 / 10, asked)
+    raced.flag, raced.length = None, 0.0
+    assert raced.run() == 0
+    found = json.loads(capsys.readouterr().out)
+    search = [one for one in asked if one.get("purpose")]
+    assert found["cost"]["race"] == sum(one.get("lines", 8) / 8 for one in search)
+    assert any(arm["text"] == "host" and arm["dropped"] for arm in found["arms"]) == (best != "host")
+
+
 def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys):
     """Else the script's own loss would be confirmed as equivalent to itself."""
     asked: list[dict] = []
