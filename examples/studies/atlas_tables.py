@@ -70,7 +70,7 @@ def benefit() -> str:
     faulty = [c for c in _others() if c["regime"] != "temperature" and not c["regime"].startswith("views")]
     groups = {name: by_effect(c for c in faulty if c["objective"] == name) for name in ("adnce", "dcl", "arcl")}
     adnce, nca = groups["adnce"], [c for c in wrong if c["row"] == "NCA, 4 views"]
-    drrl = [c for c in wrong if c["row"] == "DrRL"]
+    drrl, sound = (cells(regime="wrong positives", row="DrRL", **more) for more in ({}, {"dose": "0% redrawn"}))
     points = [
         "**Tune the temperature, then train longer.** Where positives are wrong, twice the steps gained "
         f"{_span(c for c in wrong if c['row'] == 'InfoNCE, 2 times the steps')}; where none is, {_span(right)}: these "
@@ -81,8 +81,8 @@ def benefit() -> str:
         f"{_span(mined.get('masked by a guide', []))} and {_span(mined.get('HCL', []))}. "
         f"On images with false negatives HCL gained in {len(by_effect(images)['helps'])} of {len(images)} cells, and "
         f"a guide lost in {len(by_effect(guided)['hurts'])} of {len(guided)}.",
-        f"**Where positives are wrong, DrRL helps**: {_span(drrl)}; NCA on four views, if half are: "
-        f"{_span(c for c in nca if '50%' in c['dose'])}. "
+        f"**Where positives are wrong, try DrRL**: {_span(_shown(drrl))}; where none is, {_span(sound)}. "
+        f"NCA on four views, if half are wrong: {_span(c for c in nca if '50%' in c['dose'])}. "
         f"ADNCE gained in {len(adnce['helps'])}, lost in {len(adnce['hurts'])} of {sum(map(len, adnce.values()))} "
         f"faulty cells; DCL lost in {len(groups['dcl']['hurts'])}, ArCL in {len(groups['arcl']['hurts'])}.",
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
@@ -30,12 +31,12 @@ from . import race_page
 from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .race_page import Arm, Points
-from .running import NO_SEED, read_again
+from .running import LOG, NO_SEED, read_again
 from .settings import HOST, SHARE, TEMPERATURES
 
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
-NOT_TUNED = "the temperature of your loss was not tuned, since it is learned or not known"
+NOT_TUNED = "the temperature of your loss was not tuned, since it is learned, not known, or not the only one"
 TWIN = "in its first training it left out as many keys as {} and had the same numbers"
 HCL = ("hcl:beta=1,prior=0.1", "hcl:beta=2,prior=0.1")
 
@@ -113,10 +114,13 @@ class Race(Comparison):
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
         summary.remarks.update({arm.text: "at the edge of the temperatures tried" for arm in self.arms if arm.edge})
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
-        print(f"page: {page}", file=sys.stderr)
+        one: dict[str, Any] = dict(self.cell(winner.text, 0))
+        train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *one["script"]]
+        print(f"page: {page}", f"to train with {winner.text}: {shlex.join(train)}", sep="\n", file=sys.stderr)
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
-            found = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "arms": arms, "cost": cost}
+            found = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "command": train}
+            found |= {"arms": arms, "cost": cost}
             print(json.dumps(finite(found)))
         else:
             print(report.RENDER["terminal"](summary), said, sep="\n")
@@ -163,7 +167,11 @@ class Race(Comparison):
         finished = [arm for arm in self.arms if not arm.dropped]
         print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
         self.left = len(finished) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
-        runs = self._train([arm.text for arm in finished], {}, self.tune_seeds)
+        texts, total = [arm.text for arm in finished], len(finished) * self.tune_seeds
+        runs = self._train(texts[:1], {}, self.tune_seeds, total=total)
+        if same_numbers(runs):
+            raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
+        runs += self._train(texts[1:], {}, self.tune_seeds, before=len(runs), total=total)
         for i, arm in enumerate(finished):
             tried = {other.factor for other in self.arms if other.family == arm.family}
             arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
@@ -225,7 +233,7 @@ class Race(Comparison):
         """Raise if the first training gave no number, since in all others, too, it may be missing."""
         if math.isnan(self._value(run)):
             why = run.record.get("error") or f"expected {self.chosen_by.name}, got {format_numbers(run.result or {})}"
-            raise ValueError(f"the script's own loss gave no number: {why}")
+            raise ValueError(f"the script's own loss gave no number: {why}; its output is in {run.address}/{LOG}")
 
     def _follow(self, own: bool) -> None:
         """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""

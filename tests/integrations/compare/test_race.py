@@ -230,6 +230,7 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
     found = json.loads(capsys.readouterr().out)
     fresh = [(one["objective"], one.get("length")) for one in asked if not one.get("purpose")]
     best = f"hcl:t={peaks['hcl']:g}"
+    assert found["command"][:5] == ["counterpoint", "inject", "logits", "--objective", found["winner"]]
     if hcl > 0:
         assert found["winner"] == best
         assert found["sentence"].startswith(f"{best}: +3 [")
@@ -328,7 +329,14 @@ def test_the_time_left_is_that_of_the_whole_race(tmp_path, monkeypatch):
     assert told[0] == (1, 4 * (4 + 3.5 * 3) - 1)  # the budget and three fresh seeds, less one quarter
     assert [after for _, after in told] != sorted(after for _, after in told)
     assert told[-1][1] == 0
-    assert (3, 3.5 * 3) in told  # to the end; what is left of the budget is not spent
+    assert (2, 3.5 * 3) in told  # to the end; what is left of the budget is not spent
+
+
+def test_a_seed_without_effect_ends_the_search_with_the_first_treatment(tmp_path):
+    asked: list[dict] = []
+    with pytest.raises(ValueError, match="--seed: two seeds give the same numbers"):
+        stand_in(tmp_path, lambda one: float(len(one["objective"])), asked, tune_seeds=2).run()
+    assert [one["seed"] for one in asked if one.get("length") is None] == [1000, 1001]
 
 
 def test_equal_numbers_choose_nothing(tmp_path):
@@ -347,7 +355,7 @@ def test_a_temperature_that_is_not_known_is_not_called_tuned(tmp_path, capsys):
     raced.own = "infonce:t=host"
     assert raced.run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
-    assert "the temperature of your loss was not tuned, since it is learned or not known" in said
+    assert "the temperature of your loss was not tuned, since it is learned, not known, or not the only one" in said
     (page,) = tmp_path.rglob("report.html")
     assert "own temperature,<wbr> which is learned or not known)" in page.read_text()
     assert "times tuning the temperature" not in said
@@ -429,6 +437,11 @@ def test_finds_the_length_among_the_scripts_words():
         (["nobody", *FLAGS, "--", "train.py", "--steps", "8"], "unknown host"),
         (["auto", *FLAGS, "--", "train.py", "--steps", "1"], "expected 2 or more, to be cut, got 1"),
         (["auto", *FLAGS, "--", "train.py", "--steps", "-1"], "expected 2 or more, to be cut"),
+        (["auto", "--metric", "json:r.json:val_loss", *FLAGS[2:], "--", "train.py", "--steps", "8"], "add --lower"),
+        (
+            ["auto", *FLAGS, "--confirm-metric", "json:r.json:loss", "--", "train.py", "--steps", "8"],
+            "json:r.json:loss: add --lower, since less of a loss is better, or name it otherwise, NAME=json:r.json:loss",
+        ),
         (
             ["auto", "duplicates", *FLAGS, "--", "train.py", "--steps", "8"],
             "--objective 'host; duplicates' -- train.py",
