@@ -107,15 +107,15 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
     if raw is None or not raw > 0:
         return finding
     measure_bias(turned, product, raw, logits, measured)
-    positives = total.detach() < 0
+    x, gradient = (y.detach().double().flatten(0, -2) for y in (logits, total))  # products may be a batch of one
+    positives = gradient < 0
     if measured["doubts"] or measured["bias"] is None or not bool(positives.any(1).all()):
         return finding
     finding |= measured
     scale, bias, siglip = finding["scale"], finding["bias"] or 0.0, objective("siglip:t=host,b=host")
-    x = logits.detach().double()
     value, expected = differentiate(lambda y: siglip.from_logits(y, positives, scale=scale, bias=bias), x)
-    finding["gradient_difference"], _ = fit(total.detach().double() / raw, expected)
-    finding["value_difference"] = nearest(value, map(float, watch.scalars), len(logits))
+    finding["gradient_difference"], _ = fit(gradient / raw, expected)
+    finding["value_difference"] = nearest(value, map(float, watch.scalars), len(x))
     tolerance = tolerance_of(logits)
     finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
     if not finding["ours"]:

@@ -34,7 +34,7 @@ def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, findi
     """Measure the bias that ``logits`` add to a product times ``raw``; None if it is not the same everywhere."""
     s, x = product.values(), logits.detach().double()
     finding |= {"bias": None, "bias_learned": [], "bias_variable": None}
-    rests = [x - raw * matrix for matrix in ((s, s.mT) if s.dim() == 2 else ()) if matrix.shape == x.shape]
+    rests = [x - raw * matrix for matrix in ((s, s.mT) if s.dim() > 1 else ()) if matrix.shape == x.shape]
     if not rests:
         finding["doubts"].append("entries were selected from the product")
         return

@@ -93,3 +93,4 @@ class Member:
 
 IN, OUT = "infonce", "infonce:denominator=negatives"
 SITE, REPLACE, CLIP, PYG, SENTENCES = "--site", "--replace", "inject clip", "inject pyg", "inject sentence_transformers"
+UNKNOWN = "a form that the finder does not find"

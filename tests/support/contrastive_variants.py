@@ -456,6 +456,17 @@ def loss(a, b):
         7.389,
         True,
     ),
+    "siglip_of_a_batch_of_one": (
+        """
+def loss(a, b):
+    s = torch.einsum("l i d, l j d -> l i j", norm(a)[None], norm(b)[None]) * net.logit_scale.exp() - 10
+    sign = 2 * torch.eye(N) - torch.ones_like(s)
+    return -F.logsigmoid(sign * s).sum() / N
+""",
+        "siglip",
+        7.389,
+        True,
+    ),
     "softplus_of_pairs": (
         """
 def loss(a, b):

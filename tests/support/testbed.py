@@ -25,6 +25,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import bed_fields
 import bed_graphs
 import bed_images
 import bed_last
@@ -37,7 +38,7 @@ from bed import IN, OUT, PRELUDE, Member
 from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
-PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen)
+PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen, bed_fields)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
