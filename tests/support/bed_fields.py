@@ -120,13 +120,8 @@ MEMBERS = {
     **{
         f"LAVIS BLIP-2, {name}": Member("LAVIS", BLIP2.replace("{more}", more), losses, command)
         for name, more, losses, command in (
-            ("smoothed labels", "", [("blip2_qformer.py", IN, 14.287, "soft targets")] * 2, SITE),
-            (
-                "several captions",
-                ', "image_id": torch.arange(12) // 2',
-                [("blip2_qformer.py", IN, 14.287, "soft targets")] * 2,
-                SITE,
-            ),
+            ("smoothed labels", "", [("blip2_qformer.py", IN, 14.287, "soft targets")] * 2, ""),
+            ("several captions", ', "image_id": torch.arange(12) // 2', [("blip2_qformer.py", UNKNOWN, 0, "")], ""),
         )
     },
     "Rank-N-Contrast": Member(
