@@ -119,7 +119,7 @@ class Race(Comparison):
         print(f"page: {page}", f"to train with {winner.text}: {shlex.join(train)}", sep="\n", file=sys.stderr)
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
-            found = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "command": train}
+            found: dict[str, Any] = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "command": train}
             found |= {"arms": arms, "cost": cost}
             print(json.dumps(finite(found)))
         else:
