@@ -116,7 +116,8 @@ class Race(Comparison):
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *one["script"]]
-        print(f"page: {page}", f"to train with {winner.text}: {shlex.join(train)}", sep="\n", file=sys.stderr)
+        shown = [f"to train with {winner.text}: {shlex.join(train)}"] * (winner.text != HOST)
+        print(f"page: {page}", *shown, sep="\n", file=sys.stderr)
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
             found: dict[str, Any] = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "command": train}
