@@ -41,7 +41,7 @@ def test_what_fine_tuning_gained_is_in_the_rows(page, finetuned_table):
 
 def test_other_code_finds_the_verdicts_of_the_atlas():
     recompute = importlib.import_module("recompute")
-    for dataset in ("images", "text"):
+    for dataset in ("images", "text", "graphs"):
         count, wrong = recompute.verdicts(dataset)
         assert count > 100
         assert wrong == []
@@ -61,3 +61,20 @@ def test_the_sentence_on_mined_negatives_is_that_of_the_cells(said, wanted):
     numbers = re.findall(r"\d\.\d", said)
     assert [f"{cell['difference']:.1f}" for cell in cells] == numbers
     assert {cell["effect"] for cell in cells} == {"helps"}
+
+
+@pytest.mark.parametrize(
+    ("said", "row", "effect", "count"),
+    [
+        ("gains 1.5 to 3.2 points in 7 of 9 cells", "DrRL", "helps", 7),
+        ("PSL gains 1.1 to 1.8 in 3 of 9", "PSL", "helps", 3),
+        ("RINCE, made for wrong positives, gains in none and loses 1.5 in one", "RINCE", "hurts", 1),
+    ],
+)
+def test_the_sentences_on_wrong_positives_are_those_of_the_cells(said, row, effect, count):
+    assert said in " ".join((ROOT / "docs" / "atlas.md").read_text(encoding="utf-8").split())
+    cells = [one for one in evidence.cells(regime="wrong positives", row=row) if one["dose"] != "0% redrawn"]
+    found = sorted(abs(one["difference"]) for one in cells if one["effect"] == effect)
+    assert (len(cells), len(found)) == (9, count)
+    assert {f"{found[0]:.1f}", f"{found[-1]:.1f}"} == {*re.findall(r"\d\.\d", said)}
+    assert effect == "helps" or not [one for one in cells if one["effect"] == "helps"]
