@@ -106,6 +106,7 @@ def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str)
     axes.set_yticks(range(len(column.cells)), [str(looks[row].number) for row in column.cells])
     axes.set_ylim(len(column.cells) - 0.5, -0.5)
     axes.set_xlabel(label)
+    axes.locator_params("x", nbins=5)  # numbers of four decimals stay apart
     tidy(axes, "x")
 
 
