@@ -86,8 +86,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
     start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
     add("--start", type=int, default=0, metavar="N", help=start)
-    shims = "the changes to today's packages that this host needs, for a fork or another script (the host's own); "
-    shims += "cpu: .cuda() does nothing on a machine without a GPU"
+    shims = "the changes to today's packages that this host needs, for a fork or another script; cpu: .cuda() does "
+    shims += "nothing on a machine without a GPU (the host's own)"
     add("--shims", metavar="HOST[:PACKAGE]", help=shims)
     add("--force", action="store_true", help="the script is a fork of the host, though it does not look like it")
     add("--no-shims", action="store_true", help="leave today's packages as they are")
