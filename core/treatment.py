@@ -109,10 +109,7 @@ class Treatment(Wrapper):
         """Return the values at the paths, given the names of a function."""
         values = {name: at_path(path, names, f"{name}={path}", error) for name, path in self.paths.items()}
         for name in (name for name, value in values.items() if value is None):
-            raise error(
-                f"{name}={self.told[name]}: it is None: the script has no such data here; "
-                'with sentence-transformers, it comes from a column "label" of numbers.'
-            )
+            raise error(f"{name}={self.told[name]}: it is None: the script has no such data here, perhaps no column.")
         return values
 
     def forward(self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:

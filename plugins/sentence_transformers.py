@@ -371,7 +371,7 @@ HOST = Host(
     "counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, ...), which takes views",
     inputs="words have no gradient",
     options=("scale",),
-    hint="t=host is one over the loss's own scale.",
+    hint='t=host is one over the loss\'s own scale; ids=labels needs a column "label" of numbers in the data.',
     sites=SITES,
     scale="self.scale",
     before=partial(logits.before, sites=SITES, scale="self.scale"),

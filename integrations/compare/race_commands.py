@@ -64,11 +64,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")
     if len(settings.metric) > 1:
         raise ValueError("--metric: expected one, which chooses; another one for the verdict is --confirm-metric")
-    for metric in (settings.metric[0], settings.confirm_metric):
+    for flag, metric in (("--metric", settings.metric[0]), ("--confirm-metric", settings.confirm_metric)):
         if metric is not None and "loss" in metric.name.lower() and not settings.lower:
             raise ValueError(
-                f"--metric {metric.text}: add --lower, since less of a loss is better, or name it otherwise, NAME="
-                f"{metric.text}; a loss that the objective computes says nothing of another objective"
+                f"{flag} {metric.text}: add --lower, since less of a loss is better, or name it otherwise, "
+                "NAME=KIND:...; a loss that the objective computes says nothing of another objective"
             )
     if settings.steps_flag is not None:
         length = length_of(arguments.script, settings.steps_flag)[2]

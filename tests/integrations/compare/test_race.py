@@ -440,7 +440,7 @@ def test_finds_the_length_among_the_scripts_words():
         (["auto", "--metric", "json:r.json:val_loss", *FLAGS[2:], "--", "train.py", "--steps", "8"], "add --lower"),
         (
             ["auto", *FLAGS, "--confirm-metric", "json:r.json:loss", "--", "train.py", "--steps", "8"],
-            "add --lower, since less of a loss is better, or name it otherwise, NAME=json:r.json:loss",
+            "--confirm-metric json:r.json:loss: add --lower, since less of a loss is better",
         ),
         (
             ["auto", "duplicates", *FLAGS, "--", "train.py", "--steps", "8"],
