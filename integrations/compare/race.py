@@ -38,7 +38,7 @@ LONGER = 1.5  # times the script's length: what the same compute may be worth el
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is learned, not known, or not the only one"
 TWIN = "in its first training it left out as many keys as {} and had the same numbers"
-HCL = ("hcl:beta=1,prior=0.1", "hcl:beta=2,prior=0.1")
+OBJECTIVES = ("hcl:beta=1,prior=0.1", "hcl:beta=2,prior=0.1", "drrl:m=0.8,weight=3")  # what gained in the atlas
 
 
 class Race(Comparison):
@@ -287,7 +287,7 @@ class Race(Comparison):
 def proposals(told: Sequence[str]) -> list[str]:
     """Return the treatments to race, by evidence; ``told`` are of the script's data, such as ``ids=batch["doc"]``."""
     rules = [*["duplicates"] * (not any(rule.startswith("duplicates=") for rule in told)), *told[:MOST_PATHS]]
-    return [*(f"{HOST}; {rule}" for rule in rules), *HCL, f"{HOST}; margin=-0.1"]
+    return [*(f"{HOST}; {rule}" for rule in rules), *OBJECTIVES, f"{HOST}; margin=-0.1"]
 
 
 def ranked(arms: Iterable[Arm]) -> list[Arm]:

@@ -41,7 +41,7 @@ def test_proposes_rules_at_multiples_of_the_scripts_own_temperature():
     assert at_temperature("infonce:radius=0.1; ids=y", "infonce:t=0.05", 2) == "infonce:radius=0.1; ids=y"
     found = race.proposals(["ids=doc"])
     assert found[:2] == ["host; duplicates", "host; ids=doc"]
-    assert race.proposals(["duplicates=x['input_ids']"])[:2] == ["host; duplicates=x['input_ids']", race.HCL[0]]
+    assert race.proposals(["duplicates=x['input_ids']"])[:2] == ["host; duplicates=x['input_ids']", race.OBJECTIVES[0]]
     for family in found:
         cp.treatment(at_temperature(family, "infonce:t=0.05", 2))
 
