@@ -92,10 +92,12 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     """Return the treatments to race against the script's own loss, as their texts."""
     false = measured.get("false_negatives")
     found = ['host; ids=batch["id"]'] if false and false["high"] >= SMALL else []
-    found += ["host; duplicates"] if measured["duplicates"]["share"] > 0 else []
+    texts = '=batch["input_ids"]' * (measured.get("modality") == "text")  # dropout gives equal texts other embeddings
+    found += [f"host; duplicates{texts}"] if measured["duplicates"]["equal"] > 0 else []
     found += ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
-    return [*found, f"hcl:beta=1,prior={prior:.1g}"]
+    wrong = measured["wrong_positives"]["share"] >= SOME
+    return [*found, f"hcl:beta=1,prior={prior:.1g}", *["drrl:m=0.8,weight=3"] * wrong]
 
 
 def race_command(proposed: list[str]) -> str:

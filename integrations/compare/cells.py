@@ -53,7 +53,7 @@ def words(arguments: dict[str, Any], script: Sequence[str], out: Path) -> list[s
 
 def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
     """Return the index of the word with the script's length, the part of the word before it, and the length."""
-    for at, word in enumerate(script):
+    for at, word in reversed([*enumerate(script)]):  # of a repeated flag, the last one counts
         name, equals, text = word.partition("=")
         if name != flag or not (equals or at + 1 < len(script)):
             continue

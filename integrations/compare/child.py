@@ -20,6 +20,7 @@ def main(words: Sequence[str]) -> int:
     """Run the script; return the exit code of ``counterpoint inject``."""
     request: dict[str, Any] = json.loads(words[0])
     threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
+    signal.signal(signal.SIGTERM, _exit)  # a run that is stopped early writes its counts
     if sys.path[0] in ("", os.getcwd()):  # which -m puts there, but not python train.py
         del sys.path[0]
     from counterpoint.plugins import inject
@@ -35,6 +36,10 @@ def main(words: Sequence[str]) -> int:
         numbers = {text: measure(sys.modules["__main__"]) for text, measure in measures.items()}
         Path(request["scores"]).write_text(json.dumps(store.as_json(numbers)), encoding="utf-8")
     return code
+
+
+def _exit(number: int, _: object) -> None:
+    sys.exit(128 + number)
 
 
 def _end_with(parent: int) -> None:

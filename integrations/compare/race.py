@@ -217,7 +217,7 @@ class Race(Comparison):
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve, arm.calls = self._points(run, quarter, value), run.details.get("calls", 0) * bool(self.flag)
-            details = run.details if run.done and self.flag else {}
+            details = run.details if run.done else {}
             arm.excluded = details.get("excluded") if arm.family.startswith(f"{HOST};") else None
             found = (arm.factor, arm.short, arm.excluded)
             earlier = [other for other in (*self.arms, *new[: new.index(arm)]) if other.excluded]

@@ -140,5 +140,13 @@ def test_treatments_can_be_read_and_evidence_is_of_ones_own_data():
     measured, _ = measure(replace(from_arrays(a, b, y), modality="text"), Settings())
     proposed = treatments(measured)
     assert proposed[0] == 'host; ids=batch["id"]'
+    assert not any("duplicates" in text or "drrl" in text for text in proposed)  # there are none, nor wrong pairs
+    a[7] = a[3]
+    b[:80] = np.roll(b[:80], 1, axis=0)
+    faulty, _ = measure(replace(from_arrays(a, b, y), modality="text"), Settings())
+    proposed = treatments(faulty)
+    assert proposed[1] == 'host; duplicates=batch["input_ids"]'
+    assert treatments({**faulty, "modality": "images"})[1] == "host; duplicates"
+    assert proposed[-1].startswith("drrl")
     assert all(row(text) == text for text in proposed)
     assert not any("[atlas: images" in line for one in advise(measured) for line in one["evidence"])

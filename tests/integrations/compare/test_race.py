@@ -412,6 +412,7 @@ def test_class_labels_are_not_proposed(tmp_path, monkeypatch, capsys, name):
 def test_finds_the_length_among_the_scripts_words():
     assert length_of(["train.py", "--steps", "40"], "--steps") == (2, "", 40.0)
     assert length_of(["train.py", "--steps=40"], "--steps") == (1, "--steps=", 40.0)
+    assert length_of(["train.py", "--steps", "40", "--steps=80"], "--steps") == (3, "--steps=", 80.0)
     with pytest.raises(ValueError, match="Did you mean '--steps'"):
         length_of(["train.py", "--steps", "40"], "--step")
     with pytest.raises(ValueError, match="expected a number"):
@@ -483,10 +484,31 @@ def test_stops_a_script_that_has_printed_enough(tmp_path):
     assert read([metric], written) == {"loss": 2.0}
 
 
+def test_a_script_that_is_stopped_says_how_many_keys_were_left_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    line = planted(Path("train.py"))
+    script = ["train.py", "--steps", "100000", "--copies", "8", "--every", "5"]
+    seam, settings = ["--site", f"train.py:{line}", "--scale", "20"], RaceSettings(objective=("host",))
+    found = cell("logits", seam, script, "c0de", settings, "host; duplicates", 0, lines=2, of="hits (.+)")
+    run = store.Run(tmp_path / "runs", found)
+    with run.lock():
+        run.begin()
+        running.train(run, script, [Metric.parse("output:hits (.+)")], jobs=1)
+    assert run.details["excluded"] > 1
+    assert len(run.metrics()) == 2
+
+
+def planted(script: Path) -> int:
+    """Write the planted script; return the line of its loss."""
+    lines = (ROOT / "tests" / "support" / "planted_train.py").read_text()
+    script.write_text(lines)
+    return next(i for i, line in enumerate(lines.splitlines(), 1) if "F.cross_entropy" in line)
+
+
 def raced(folder: Path, *words: str) -> list[str]:
     """Return the words of a race of the planted script, and put that into a folder."""
     folder.mkdir(exist_ok=True)
-    shutil.copy(ROOT / "tests" / "support" / "planted_train.py", folder / "train.py")
+    planted(folder / "train.py")
     return [*COMMAND, "auto", *words]
 
 
@@ -509,8 +531,7 @@ def test_finds_planted_duplicates_and_nothing_where_there_are_none(tmp_path, cop
     assert escape(found["sentence"]) in page
     assert page.count("at a quarter, dropped") >= len(found["arms"]) / 2
 
-    site = next(word for word in (tmp_path / "train.py").read_text().splitlines() if "F.cross_entropy" in word)
-    line = (tmp_path / "train.py").read_text().splitlines().index(site) + 1
+    line = planted(tmp_path / "train.py")
     fresh = {}
     for name in ("winner", "tuned"):
         words = ["logits", "--site", f"train.py:{line}", "--scale", "20", f"--objective={found[name]}", "--", *script]
