@@ -84,5 +84,5 @@ def command(arguments: argparse.Namespace) -> int:
     if any(one["evidence"] for one in advice):
         print("\n" + fill(LEGEND, WIDTH))
     print(f"\nTry at equal compute, with the flags, length and metric of your script:\n\n    {race}")
-    print("\nand, with the names that your script has for them:\n", *(x for x in proposed if x not in race), sep="\n    ")
+    print("\nand, with their names in your script:\n", *(x for x in proposed if x not in race), sep="\n    ")
     return 0

@@ -8,7 +8,6 @@ import json
 import math
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
