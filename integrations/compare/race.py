@@ -1,8 +1,9 @@
 """``counterpoint race``: the best setting for the script in front of you, at equal compute.
 
-Every treatment trains for a quarter of the script's length, with one seed; the best quarter train to the end, with
-several seeds: successive halving with two rungs. The winner, or the best other treatment where that is the script's
-own loss, is then compared on fresh seeds with this loss at its best temperature, and with it trained longer.
+Every treatment trains for a quarter of the script's length, with one seed, and a quarter of them to the end, with
+several seeds: successive halving with two rungs. These are the best ones, and the script's own loss around its best
+temperature. The winner, or the best other treatment where that is the script's own loss, is then compared on fresh
+seeds with this loss at its best temperature, and with it trained longer.
 """
 
 from __future__ import annotations
@@ -162,26 +163,50 @@ class Race(Comparison):
                 f"all treatments have {self.chosen_by.name} {self.sign * tuned.short:g} at 1/{SHARE} of the length, so "
                 "none can be chosen: is that too short to move it, such as a warm-up, or the number too coarse?"
             )
-        best = sorted(self.arms, key=lambda arm: arm.short, reverse=True)[: len(self.arms) // SHARE + 1]
+        most = len(self.arms) // SHARE + 1  # to the end
+        self.left = most * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
+        ended = self._climb(tuned, most)
+        others = [arm for arm in self.arms if not arm.own and math.isfinite(arm.short)]
+        others.sort(key=lambda arm: arm.short, reverse=True)
+        ended += self._finish(others[: max(1, most - len(ended))])
         for arm in self.arms:
-            arm.dropped = arm is not tuned and (arm not in best or math.isinf(arm.short))
-        finished = [arm for arm in self.arms if not arm.dropped]
-        print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in finished)}")
-        self.left = len(finished) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
-        texts, total = [arm.text for arm in finished], len(finished) * self.tune_seeds
-        runs = self._train(texts[:1], {}, self.tune_seeds, total=total)
-        if same_numbers(runs):
-            raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
-        runs += self._train(texts[1:], {}, self.tune_seeds, before=len(runs), total=total)
-        for i, arm in enumerate(finished):
-            tried = {other.factor for other in self.arms if other.family == arm.family}
+            arm.dropped = arm not in ended
+        for arm in ended:
+            of_family = [other for other in self.arms if other.family == arm.family]
+            compared = [other for other in of_family if not other.dropped] if arm.own else []
+            tried = {other.factor for other in (compared if len(compared) > 1 else of_family)}
             arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
+
+    def _climb(self, start: Arm, most: int) -> list[Arm]:
+        """Train your own loss to the end on both sides of its best temperature, which may depend on the length."""
+        ended = self._finish([start])
+        while len(ended) < 2 * most // 3:  # the rest is for the other treatments
+            top = max(ended, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
+            sides = {2 * top.factor, top.factor / 2}.intersection(FACTORS) - {arm.factor for arm in ended}
+            if not sides or at_temperature(HOST, self.own, factor := max(sides)) is None:
+                break
+            self._begin([(HOST, factor)])
+            more = [arm for arm in self.arms if arm.own and arm.factor == factor and math.isfinite(arm.short)]
+            if not more:  # no budget is left, or it failed
+                break
+            ended += self._finish(more)
+        return ended
+
+    def _finish(self, arms: list[Arm]) -> list[Arm]:
+        """Train treatments to the end; return them."""
+        if arms:
+            print_line(f"to the end, {plural(self.tune_seeds, 'seed')} each: {', '.join(arm.text for arm in arms)}")
+        runs = self._train([arm.text for arm in arms], {}, self.tune_seeds)
+        if same_numbers(runs[: self.tune_seeds]):
+            raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
+        for i, arm in enumerate(arms):
             some = runs[i * self.tune_seeds :][: self.tune_seeds]
             if 0 < some[0].details.get("calls", 0) <= arm.calls and not self.settings.any_length:
                 both = f"{arm.calls} times with {self.flag} {self._steps(1 / SHARE):g} and with {self.length:g}"
                 raise ValueError(f"--steps-flag: the loss was reached {both}: is this the flag for the length?")
             arm.full = fmean(map(self._value, some))
             arm.curve += self._points(some[0], self.length, arm.full)
+        return arms
 
     def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""

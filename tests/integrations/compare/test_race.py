@@ -297,6 +297,29 @@ def test_of_two_treatments_with_equal_numbers_the_second_is_dropped(tmp_path, ca
     assert [one["objective"] for one in asked if "ids" in one["objective"]] == ["host; ids=doc"]
 
 
+@pytest.mark.parametrize("best", [0.05, 0.1])
+def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best):
+    """Its best temperature at a quarter is another one; compared with that, any treatment would seem to gain."""
+    asked: list[dict] = []
+
+    def score(one: dict) -> float:
+        objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
+        optimum = 0.025 if "length" in one else best
+        gain = "hcl" in one["objective"] or "dcl" in one["objective"]
+        return one["seed"] % 7 / 10 - 3 * gain - abs(math.log2(objective.temperature / optimum))
+
+    raced = stand_in(tmp_path, score, asked, most=24)
+    raced.families = ["hcl:beta=1", "hcl:beta=2", "dcl:prior=0.1", "dcl:prior=0.2", "hcl:beta=3", "hcl:beta=4"]
+    assert raced.run() == 0
+    found = json.loads(capsys.readouterr().out)
+    tuned = "host" if best == 0.05 else f"infonce:t={best}"
+    assert found["winner"] == found["tuned"] == tuned
+    own = [arm for arm in found["arms"] if arm["family"] == "host" and not arm["dropped"]]
+    assert sorted(arm["text"] for arm in own) == ["host", "infonce:t=0.025", "infonce:t=0.1"]
+    assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
+    assert [arm["edge"] for arm in own if arm["text"] == tuned] == [best == 0.1]
+
+
 def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     """Scores rise with every halving, until the budget ends."""
 
@@ -328,7 +351,7 @@ def test_the_time_left_is_that_of_the_whole_race(tmp_path, monkeypatch):
     assert told[0] == (1, 4 * (4 + 3.5 * 3) - 1)  # the budget and three fresh seeds, less one quarter
     assert [after for _, after in told] != sorted(after for _, after in told)
     assert told[-1][1] == 0
-    assert (2, 3.5 * 3) in told  # to the end; what is left of the budget is not spent
+    assert (1, 3.5 * 3) in told  # to the end; what is left of the budget is not spent
 
 
 def test_a_seed_without_effect_ends_the_search_with_the_first_treatment(tmp_path):
