@@ -11,13 +11,14 @@ The study resumes where it stopped: the race keeps its runs; a finished world is
 examples:
   COUNTERPOINT_DATA=... python examples/studies/race_worlds.py           an hour on one core
   python examples/studies/race_worlds.py --report       adds finished worlds to docs/race_worlds/small.jsonl, and
-                                                        writes the table of docs/guides/race.md
+                                                        writes table, example and picture of docs/guides/race.md
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,12 +29,16 @@ from typing import Any
 import torch
 from retrieval import questions
 
+from counterpoint.integrations.compare import race_page
+from counterpoint.integrations.compare.race_page import Arm
+from counterpoint.integrations.compare.settings import SHARE
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.store import find_runs
 
 SCRIPT = Path(__file__).with_name("race_worlds_train.py")
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "race.md"
 ROWS = PAGE.parents[1] / "race_worlds" / "small.jsonl"
+PICTURE = PAGE.parents[1] / "race.png"
 MARK, END = "<!-- made by `python examples/studies/race_worlds.py --report` -->", "<!-- end -->"
 WORLDS = {
     "topics": "a sixth of the keys in a batch are false negatives",
@@ -92,13 +97,31 @@ def gain(row: Mapping[str, Any]) -> tuple[float, float, float]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| world | found by the race | own loss, tuned apart | nDCG@10, 20 fresh seeds | cost |", "|---" * 5 + "|"]
+    names = ("world", "found by the race", "gain by the race", "own loss, tuned apart", "gain, 20 fresh seeds", "cost")
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in rows:
         difference, low, high = gain(row)
         cost = row["cost"]["race"] / row["cost"]["temperature"]
         said = "the same" if row["own"] == row["winner"] else f"{difference:+.2f} [{low:.2f}, {high:.2f}]"
-        lines.append(f"| {WORLDS[row['world']]} | `{row['winner']}` | `{row['own']}` | {said} | {cost:.2g} |")
+        found = re.search(r"([+-][\d.e-]+ \[[^]]+\]) over", row["sentence"])
+        cells = [WORLDS[row["world"]], f"`{row['winner']}`", found[1] if found else "nothing", f"`{row['own']}`", said]
+        lines.append(f"| {' | '.join(cells)} | {cost:.2g} |")
     return "\n".join(lines)
+
+
+def draw(row: Mapping[str, Any]) -> None:
+    """Draw the race in a world, as its page does."""
+    arms = [Arm(**arm) for arm in row["arms"]]
+    for arm in arms:
+        arm.curve = [(STEPS / SHARE, arm.short), *[(float(STEPS), arm.full)] * (not arm.dropped)]
+    race_page.draw([arm for arm in arms if not arm.inert], "validation").savefig(PICTURE, dpi=110)
+
+
+def put(page: str, place: int, text: str) -> str:
+    """Return the page with another text between the marks of a place."""
+    parts = page.split(MARK)
+    parts[place] = f"\n{text}\n{END}{parts[place].partition(END)[2]}"
+    return MARK.join(parts)
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
@@ -117,8 +140,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.report:
         rows = read(ROWS) | read(args.out / ROWS.name)
         ROWS.write_text("".join(f"{json.dumps(rows[world])}\n" for world in WORLDS if world in rows))
-        head, _, rest = PAGE.read_text().partition(MARK)
-        PAGE.write_text(f"{head}{MARK}\n{table([*read(ROWS).values()])}\n{END}{rest.partition(END)[2]}")
+        first, *_ = finished = [*read(ROWS).values()]
+        PAGE.write_text(put(put(PAGE.read_text(), 1, f"> {first['sentence']}"), 2, table(finished)))
+        draw(first)
         return
     features = args.out / "questions.pt"
     if not features.exists():
