@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..batch.scores import Negatives, Scores
+from ..batch.scores import Scores
 from ..hyper import Choice, Real
 from ..objective import Objective
 from ..values import Value, kept, log
@@ -63,7 +63,7 @@ class SogCLR(Objective, name="sogclr"):
     def losses(self, scores: Scores) -> Tensor:
         # 1. the batch's mass of negatives, relative to the positive or not
         slots = self._slots(scores)
-        t, log_mass = self.tempered(scores.neg, slots)
+        t, log_mass = self.tempered(scores, slots)
         pull = scores.positives_mean(scores.pos) / t if self.average == "view" else 0.0
         log_g = log_mass - scores.neg.log_count - pull
         # 2. its moving average
@@ -79,10 +79,10 @@ class SogCLR(Objective, name="sogclr"):
         losses = t * (log_u + ratio * (log_g - log_g.detach()) + self.rho)
         return losses if self.average == "view" else losses - scores.pos
 
-    def tempered(self, neg: Negatives, slots: Tensor) -> tuple[Value, Tensor]:
+    def tempered(self, scores: Scores, slots: Tensor) -> tuple[Value, Tensor]:
         """Return the temperature, and the log-sum-exp of the negatives at it."""
         t = self.temperature
-        return t, neg.logsumexp(lambda s: s / t)
+        return t, scores.neg.logsumexp(lambda s: s / t)
 
     def update(self, scores: Scores, slots: Tensor, t: Value, pull: Value, log_u: Tensor, ratio: Tensor) -> None:
         """Store the averages; a sample that the batch has several times gets their mean."""
@@ -155,9 +155,9 @@ class ISogCLR(SogCLR, name="isogclr"):
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         return {"temperature": self.temperatures[self._slots(scores), None]}
 
-    def tempered(self, neg: Negatives, slots: Tensor) -> tuple[Value, Tensor]:
-        t = self.temperatures[slots, None]
-        return t, neg.logsumexp(lambda s, t: s / t, t)
+    def tempered(self, scores: Scores, slots: Tensor) -> tuple[Value, Tensor]:
+        t = self.temperatures[slots, None].to(scores.pos.dtype)
+        return t, scores.neg.logsumexp(lambda s, t: s / t, t)
 
     def update(self, scores: Scores, slots: Tensor, t: Value, pull: Value, log_u: Tensor, ratio: Tensor) -> None:
         super().update(scores, slots, t, pull, log_u, ratio)

@@ -146,6 +146,15 @@ def test_a_resumed_training_continues_with_the_same_numbers(spec):
     assert before + losses(second, order[5:]) == wanted
 
 
+def test_the_state_may_be_more_precise_than_the_embeddings():
+    loss_fn, z = cp.ISogCLR(0.5, size=4).double(), torch.randn(2, 4, 8).half()
+    options = {"log_q": torch.zeros(4), "index": torch.arange(4), "pairing": "joint"}
+    losses = [loss_fn(*z, engine=engine, **options) for engine in ("matrix", "tiles", "matrix", "tiles")]
+    single = cp.ISogCLR(0.5, size=4)
+    torch.testing.assert_close(torch.stack(losses), torch.stack([single(*z, **options) for _ in losses]))
+    assert loss_fn.temperatures.dtype == torch.float64
+
+
 def test_evaluation_reads_the_state_and_does_not_change_it():
     views, order = batches(2)
     loss_fn = cp.ISogCLR(0.1, size=SIZE)
