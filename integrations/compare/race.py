@@ -165,10 +165,11 @@ class Race(Comparison):
             )
         most = len(self.arms) // SHARE + 1  # to the end
         self.left = most * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
-        ended = self._climb(tuned, most)
+        budget = self.arguments.settings.budget - len(self.arms) / SHARE
+        ended = self._climb(tuned, int(budget // self.tune_seeds) - max(1, most // 2))
         others = [arm for arm in self.arms if not arm.own and math.isfinite(arm.short)]
         others.sort(key=lambda arm: arm.short, reverse=True)
-        ended += self._finish(others[: max(1, most - len(ended))])
+        ended += self._finish(others[: max(1, most // 2, most - len(ended))])
         for arm in self.arms:
             arm.dropped = arm not in ended
         for arm in ended:
@@ -180,7 +181,7 @@ class Race(Comparison):
     def _climb(self, start: Arm, most: int) -> list[Arm]:
         """Train your own loss to the end on both sides of its best temperature, which may depend on the length."""
         ended = self._finish([start])
-        while len(ended) < 2 * most // 3:  # the rest is for the other treatments
+        while len(ended) < most:
             top = max(ended, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
             sides = {2 * top.factor, top.factor / 2}.intersection(FACTORS) - {arm.factor for arm in ended}
             if not sides or at_temperature(HOST, self.own, factor := max(sides)) is None:

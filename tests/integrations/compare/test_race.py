@@ -297,8 +297,10 @@ def test_of_two_treatments_with_equal_numbers_the_second_is_dropped(tmp_path, ca
     assert [one["objective"] for one in asked if "ids" in one["objective"]] == ["host; ids=doc"]
 
 
-@pytest.mark.parametrize("best", [0.05, 0.1])
-def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best):
+@pytest.mark.parametrize(
+    ("best", "budget", "own"), [(0.05, 18, [0.5, 1, 2]), (0.2, 18, [0.5, 1, 2, 4, 8]), (0.2, 9, [0.5, 1])]
+)
+def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best, budget, own):
     """Its best temperature at a quarter is another one; compared with that, any treatment would seem to gain."""
     asked: list[dict] = []
 
@@ -310,14 +312,19 @@ def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best):
 
     raced = stand_in(tmp_path, score, asked, most=24)
     raced.families = ["hcl:beta=1", "hcl:beta=2", "dcl:prior=0.1", "dcl:prior=0.2", "hcl:beta=3", "hcl:beta=4"]
+    raced.arguments.settings = RaceSettings(budget=budget)
     assert raced.run() == 0
     found = json.loads(capsys.readouterr().out)
-    tuned = "host" if best == 0.05 else f"infonce:t={best}"
-    assert found["winner"] == found["tuned"] == tuned
-    own = [arm for arm in found["arms"] if arm["family"] == "host" and not arm["dropped"]]
-    assert sorted(arm["text"] for arm in own) == ["host", "infonce:t=0.025", "infonce:t=0.1"]
+    arms = sorted(
+        (arm["factor"], arm["text"], arm["edge"])
+        for arm in found["arms"]
+        if not arm["dropped"] and arm["family"] == "host"
+    )
+    assert [factor for factor, *_ in arms] == own
+    reached = own[-2] if budget == 18 else own[-1]
+    assert [(text, edge) for factor, text, edge in arms if factor == reached] == [(found["tuned"], budget == 9)]
+    assert found["winner"] == found["tuned"]
     assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
-    assert [arm["edge"] for arm in own if arm["text"] == tuned] == [best == 0.1]
 
 
 def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
