@@ -6,7 +6,7 @@ questions. What it has found is then trained with 20 fresh seeds beside the scri
 tuned apart from the race: each that the race has tried, three seeds of the whole length. Tested on 3,080 questions:
 nDCG@10 of retrieving training questions of the intent.
 
-The study resumes where it stopped: the race keeps its runs; a finished world is a line of OUT/race_worlds.jsonl.
+The study resumes where it stopped: the race keeps its runs; a finished world is a line of OUT/small.jsonl.
 
 examples:
   COUNTERPOINT_DATA=... python examples/studies/race_worlds.py           an hour on one core

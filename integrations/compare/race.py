@@ -152,45 +152,41 @@ class Race(Comparison):
         if typed := [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]:  # perhaps wrong
             self._train(typed, self._cut(1), share=1 / SHARE)
         self._begin((HOST, factor) for factor in TEMPERATURES)
-        self._follow(own=True)
-        tuned = max((arm for arm in self.arms if arm.own), key=lambda arm: arm.short)
+        self._follow()
+        own = [arm for arm in self.arms if arm.own]
+        self._check_moved(own)
+        arms = min(self.most, len(own) + 2 * len(self.families))
+        most = int((self.arguments.settings.budget - arms / SHARE) // self.tune_seeds)  # to the end
+        ended = self._climb([max(own, key=lambda arm: arm.short)], max(1, most // 2))
+        tuned = max(ended, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
         for factor in (tuned.factor, tuned.factor / 2):  # below the best one too, since large ones hide faults
             self._begin((family, factor) for family in self.families)
-        self._follow(own=False)
-        scores = [arm.short for arm in self.arms if math.isfinite(arm.short)]
-        if len(scores) > 1 == len({*scores}):
-            raise ValueError(
-                f"all treatments have {self.chosen_by.name} {self.sign * tuned.short:g} at 1/{SHARE} of the length, so "
-                "none can be chosen: is that too short to move it, such as a warm-up, or the number too coarse?"
-            )
-        most = len(self.arms) // SHARE + 1  # to the end
-        self.left = most * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
-        budget = self.arguments.settings.budget - len(self.arms) / SHARE
-        ended = self._climb(tuned, int(budget // self.tune_seeds) - max(1, most // 2))
-        others = [arm for arm in self.arms if not arm.own and math.isfinite(arm.short)]
-        others.sort(key=lambda arm: arm.short, reverse=True)
-        ended += self._finish(others[: max(1, most // 2, most - len(ended))])
+        self._check_moved(self.arms)
+        others = sorted((arm for arm in self.arms if not arm.own), key=lambda arm: arm.short)
+        best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
+        room = most - len(ended)
+        self.left = max(1, room) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
+        ended += self._climb([*best.values()][::-1][: max(1, room // 2)], room)
         for arm in self.arms:
             arm.dropped = arm not in ended
         for arm in ended:
-            of_family = [other for other in self.arms if other.family == arm.family]
-            compared = [other for other in of_family if not other.dropped] if arm.own else []
-            tried = {other.factor for other in (compared if len(compared) > 1 else of_family)}
+            family = [other for other in self.arms if other.family == arm.family]
+            whole = [other.factor for other in family if not other.dropped]
+            tried = whole if len(whole) > 1 else [other.factor for other in family]
             arm.edge = len(tried) > 1 and arm.factor in (min(tried), max(tried))
 
-    def _climb(self, start: Arm, most: int) -> list[Arm]:
-        """Train your own loss to the end on both sides of its best temperature, which may depend on the length."""
-        ended = self._finish([start])
-        while len(ended) < most:
+    def _climb(self, arms: list[Arm], most: int) -> list[Arm]:
+        """Train treatments to the end, then the best one at further temperatures, which may depend on the length."""
+        ended = self._finish(arms)
+        while ended and len(ended) < most:
             top = max(ended, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
-            sides = {2 * top.factor, top.factor / 2}.intersection(FACTORS) - {arm.factor for arm in ended}
-            if not sides or at_temperature(HOST, self.own, factor := max(sides)) is None:
+            known = {arm.factor for arm in ended if arm.family == top.family}
+            sides = {2 * top.factor, top.factor / 2}.intersection(FACTORS) - known
+            self._begin((top.family, factor) for factor in sides)
+            more = [arm for arm in self.arms if arm.family == top.family and arm.factor in sides]
+            if not (more := [arm for arm in more if math.isfinite(arm.short)]):
                 break
-            self._begin([(HOST, factor)])
-            more = [arm for arm in self.arms if arm.own and arm.factor == factor and math.isfinite(arm.short)]
-            if not more:  # no budget is left, or it failed
-                break
-            ended += self._finish(more)
+            ended += self._finish([max(more, key=lambda arm: arm.factor)])  # more often better than at a quarter
         return ended
 
     def _finish(self, arms: list[Arm]) -> list[Arm]:
@@ -262,15 +258,22 @@ class Race(Comparison):
             why = run.record.get("error") or f"expected {self.chosen_by.name}, got {format_numbers(run.result or {})}"
             raise ValueError(f"the script's own loss gave no number: {why}; its output is in {run.address}/{LOG}")
 
-    def _follow(self, own: bool) -> None:
-        """Go on from the best temperature while that is the largest or the smallest tried of its treatment."""
-        most = self.most - own * len(self.families)  # which leaves room for each of the other treatments
-        more = any(arm.own == own and math.isfinite(arm.short) for arm in self.arms)
-        while more and len(self.arms) < most:
-            top = max((arm for arm in self.arms if arm.own == own), key=lambda arm: arm.short)
-            tried = [arm.factor for arm in self.arms if arm.family == top.family]
+    def _follow(self) -> None:
+        """Go on from your own loss's best temperature while that is the largest or the smallest tried."""
+        more = math.isfinite(max(arm.short for arm in self.arms))
+        while more and len(self.arms) < self.most - len(self.families):
+            top, tried = max(self.arms, key=lambda arm: arm.short), [arm.factor for arm in self.arms]
             further = {max(tried): 2 * top.factor, min(tried): top.factor / 2}.get(top.factor, 0.0)
-            more = further in FACTORS and self._begin([(top.family, further)])
+            more = further in FACTORS and self._begin([(HOST, further)])
+
+    def _check_moved(self, arms: Iterable[Arm]) -> None:
+        """Raise if all first trainings have the same number."""
+        scores = [arm.short for arm in arms if math.isfinite(arm.short)]
+        if len(scores) > 1 == len({*scores}):
+            raise ValueError(
+                f"all treatments have {self.chosen_by.name} {self.sign * scores[0]:g} at 1/{SHARE} of the length, so "
+                "none can be chosen: is that too short to move it, such as a warm-up, or the number too coarse?"
+            )
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: float) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)

@@ -32,7 +32,7 @@ class RaceSettings(Settings):
 
     NO_FLAGS: ClassVar = ("tune", "tune_metric", "grid", "baseline", "report", "items")
     tune_seeds: int = setting(2, "seeds of the trainings of the whole length that choose; a quarter has one", low=1)
-    budget: int = setting(18, "trainings of the script's length that the search may cost, about; at least 3")
+    budget: int = setting(24, "trainings of the script's length that the search may cost, about; at least 3")
     steps_flag: str | None = setting(
         None,
         "the script's own flag for its length, among its arguments, such as --max_steps (none: runs are stopped by the "

@@ -327,6 +327,24 @@ def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best, budg
     assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
 
 
+def test_the_best_other_treatment_is_tuned_at_the_whole_length(tmp_path, capsys):
+    """Each treatment has a chance to be trained to the end, and the best one at its best temperature there."""
+
+    def score(one: dict) -> float:
+        objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
+        optimum = 0.2 if objective.name == "hcl" and "length" not in one else 0.05
+        gain = {"hcl": 2, "dcl": 0.5, "adnce": -1}.get(objective.name, 0)
+        return one["seed"] % 7 / 10 + gain - abs(math.log2(objective.temperature / optimum))
+
+    raced = stand_in(tmp_path, score, [], most=24)
+    raced.families, raced.arguments.settings = ["dcl:prior=0.1", "hcl:beta=1", "adnce"], RaceSettings(budget=18)
+    assert raced.run() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["winner"], found["tuned"]) == ("hcl:t=0.2", "host")
+    ended = {arm["text"] for arm in found["arms"] if not arm["dropped"] and arm["family"] != "host"}
+    assert ended == {"hcl:t=0.1", "hcl:t=0.2", "hcl:t=0.4", "dcl:t=0.05", "adnce:t=0.05"}
+
+
 def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     """Scores rise with every halving, until the budget ends."""
 
