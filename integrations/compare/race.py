@@ -1,9 +1,9 @@
 """``counterpoint race``: the best setting for the script in front of you, at equal compute.
 
-Every treatment trains for a quarter of the script's length, with one seed, and a quarter of them to the end, with
-several seeds: successive halving with two rungs. These are the best ones, and the script's own loss around its best
-temperature. The winner, or the best other treatment where that is the script's own loss, is then compared on fresh
-seeds with this loss at its best temperature, and with it trained longer.
+Every treatment trains for a quarter of the script's length, with one seed; the best ones, and the script's own loss,
+train to the end with several seeds, at temperatures that are tuned there. The winner, or the best other treatment where
+that is the script's own loss, is then compared on fresh seeds with this loss at its best temperature, and with it
+trained longer.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from ..search.grids import grid
 from .metrics import Metric
 
 HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in cells, which both need torch
-SHARE = 4  # a race's first trainings have a quarter of the script's length, and a quarter of them goes on
+SHARE = 4  # a race's first trainings have a quarter of the script's length, and about a quarter of them goes on
 TEMPERATURES = (1.0, 0.5, 2.0)  # the first ones of a race, as multiples of the script's own
 
 

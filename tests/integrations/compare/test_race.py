@@ -333,7 +333,7 @@ def test_the_best_other_treatment_is_tuned_at_the_whole_length(tmp_path, capsys)
     def score(one: dict) -> float:
         objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
         optimum = 0.2 if objective.name == "hcl" and "length" not in one else 0.05
-        gain = {"hcl": 2, "dcl": 0.5, "adnce": -1}.get(objective.name, 0)
+        gain = {"hcl": 3, "dcl": 0.5, "adnce": -1}.get(objective.name, 0)
         return one["seed"] % 7 / 10 + gain - abs(math.log2(objective.temperature / optimum))
 
     raced = stand_in(tmp_path, score, [], most=24)
@@ -342,7 +342,7 @@ def test_the_best_other_treatment_is_tuned_at_the_whole_length(tmp_path, capsys)
     found = json.loads(capsys.readouterr().out)
     assert (found["winner"], found["tuned"]) == ("hcl:t=0.2", "host")
     ended = {arm["text"] for arm in found["arms"] if not arm["dropped"] and arm["family"] != "host"}
-    assert ended == {"hcl:t=0.1", "hcl:t=0.2", "hcl:t=0.4", "dcl:t=0.05", "adnce:t=0.05"}
+    assert ended == {"hcl:t=0.05", "hcl:t=0.1", "hcl:t=0.2", "hcl:t=0.4", "dcl:t=0.05", "adnce:t=0.05"}
 
 
 def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
