@@ -133,22 +133,15 @@ class Batch:
 
     @property
     def views(self) -> list[Tensor]:
-        if self._views is None:
-            self._normalize_views()
-        assert self._views is not None
-        return self._views
-
-    def _normalize_views(self, similarities: bool = False) -> Tensor | None:
-        """Compute :attr:`views`; return :meth:`view_similarities` if asked, and computed with them."""
-        if not self._stackable():
+        if self._views is not None:
+            return self._views
+        if self._stackable():
+            stack: Tensor = UnitViews.apply(self._eps(self.raw[0]), self.dtype, *self.raw)[0]
+            self._stack, self._views = stack, [*stack.chunk(len(self.raw))]
+        else:
             self.check_finite()
             self._views = [self._prepared(v, f"view {i}") for i, v in enumerate(self.raw, 1)]
-            return None
-        pos: Tensor
-        stack: Tensor
-        stack, _, pos = UnitViews.apply(self._eps(self.raw[0]), self.dtype, similarities, *self.raw)
-        self._stack, self._views = stack, [*stack.chunk(len(self.raw))]
-        return pos
+        return self._views
 
     def view(self, i: int) -> Tensor:
         """Return one of the views: the gradients of the others stay None."""
@@ -156,18 +149,6 @@ class Batch:
             return self.views[i]
         self.check_finite()
         return self._prepared(self.raw[i], f"view {i + 1}")
-
-    def view_similarities(self, first: bool = False) -> Tensor:
-        """Return the similarities of each view to the sample's others, ``(m B, m - 1)``, view by view.
-
-        Those of the ``first`` view alone are ``(B, m - 1)``.
-        """
-        pos = self._normalize_views(similarities=True) if self._views is None else None
-        if pos is not None:
-            return pos[: self.size] if first else pos
-        anchors = self.views[:1] if first else self.views
-        others = [[(x * y).sum(-1) for j, y in enumerate(self.views) if i != j] for i, x in enumerate(anchors)]
-        return torch.cat([torch.stack(x, 1) for x in others])
 
     def _stackable(self) -> bool:
         """Whether the views can be normalized together."""

@@ -196,18 +196,20 @@ def _views(batch: Batch) -> Scores:
     _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.labels is not None:
         return _labeled(batch, "views", [(batch.views, batch.views)])
-    pos = batch.view_similarities()
-    return _scores(batch, "views", [(batch.views, batch.views)], pos)
+    views, number = batch.views, range(len(batch.views))
+    products = {(i, j): (views[i] * views[j]).sum(-1) for i, j in combinations(number, 2)}
+    pos = torch.cat([torch.stack([products[min(i, j), max(i, j)] for j in number if j != i], 1) for i in number])
+    return _scores(batch, "views", [(views, views)], pos)
 
 
 def _one_way(batch: Batch) -> Scores:
     _require(batch, 2, "one_way")
     hard = None if batch.negatives is None else batch.negatives.embeddings
     pairs = pairs_of(batch)  # none with labels
-    pos = batch.view_similarities(first=True) if pairs is None and batch.labels is None else None
     anchors, *others = batch.views
     if batch.labels is not None:
         return _labeled(batch, "one_way", [([anchors], others)], hard)
+    pos = None if pairs is not None else torch.stack([(anchors * x).sum(-1) for x in others], 1)
     if pos is not None and not batch.in_batch:
         return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
     # SimCSE, supervised: hard negatives are further keys
@@ -220,8 +222,8 @@ def _symmetric(batch: Batch) -> Scores:
         a, b = batch.views
         return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
     pairs = pairs_of(batch, both=True)
-    pos = batch.view_similarities() if pairs is None else None
     a, b = batch.views
+    pos = None if pairs is not None else (a * b).sum(-1, keepdim=True).repeat(2, 1)
     return _scores(batch, "symmetric", [([a], [b])], pos, both=True, pairs=pairs)
 
 

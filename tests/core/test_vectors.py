@@ -5,7 +5,6 @@ import torch
 from torch.autograd import forward_ad
 
 import counterpoint as cp
-from counterpoint import vectors
 from counterpoint.engine import matrix
 
 CALLS = [
@@ -131,11 +130,10 @@ def test_hooks_and_a_gradient_that_is_kept():
 
 
 @pytest.mark.parametrize(("pairing", "number"), [("views", 3), ("views", 2), ("symmetric", 2), ("one_way", 3)])
-def test_gradients_block_by_block(monkeypatch, pairing, number):
+def test_gradients_in_tiles_are_those_of_a_matrix(pairing, number):
     z = [x.requires_grad_() for x in torch.randn(number, 20, 5, dtype=torch.float64).unbind()]
     loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="matrix")
     expected = torch.autograd.grad(loss, z)
-    monkeypatch.setattr(vectors, "BLOCK", 8)
     loss = 2 * cp.InfoNCE(0.3)(*z, pairing=pairing, engine="tiles:4")
     torch.testing.assert_close(torch.autograd.grad(loss, z), expected)
 
