@@ -378,7 +378,7 @@ class MatrixNegatives(Negatives):
             sums.append(torch.cat(found, 1))
         return (torch.cat(sums) / self.count).split(1, 1)  # type: ignore[no-any-return]
 
-    def weights(self) -> Tensor:
+    def pair_buffer(self) -> Tensor:
         """Return a buffer for a number per pair."""
         if self.workspace is None:
             return torch.empty_like(self.scores)
@@ -387,7 +387,7 @@ class MatrixNegatives(Negatives):
 
     def softmax_weights(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
         """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""
-        weights, totals = self.weights(), []
+        weights, totals = self.pair_buffer(), []
         for rows, block in self._blocks():
             w = torch.sub(block.detach(), top[rows].detach(), out=weights[rows])
             w.mul_(b[rows].detach()).clamp_(min=LOWEST).exp_()

@@ -111,7 +111,10 @@ class Quadratic:
 
 
 class _Multiple:
-    """A number times the similarity, which numbers multiply and divide."""
+    """A number times the similarity, which numbers multiply and divide.
+
+    In a small batch, a :class:`Quadratic` of a longer function takes as long as several operations.
+    """
 
     def __init__(self, factor: float) -> None:
         self.factor = factor

@@ -143,14 +143,10 @@ class TileNegatives(Negatives):
         """The number of negatives, each as often as it counts; by similarities, counted in a pass of its own."""
         if self._count is not None:
             return self._count
-        if self.mask.limits is not None:  # where a log-sum-exp would raise if no negative is left
+        if self.mask.limits is not None or self.mask.strength:
             self._count = 1.0  # so that the mean below is the sum
             with torch.no_grad():
                 self._count = self.reduce(Mean, _of_one(torch.ones_like))[0]
-        elif self.mask.strength:
-            with torch.no_grad():
-                log_count: Tensor = self.logsumexp(lambda s: 0.0 * s)
-                self._count = log_count.exp()
         else:
             counts = [block.mask.count(len(block.left), len(block.right), self.like) for block in self.blocks()]
             per_anchor = [c for c in counts if isinstance(c, Tensor)]

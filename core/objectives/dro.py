@@ -197,7 +197,7 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
     scores = getattr(matrix, "scores", None)
     if scores is None or checks.compiling():  # neither has second derivatives
         return value()
-    if torch._C._are_functorch_transforms_active():
+    if checks.traced():
         return value() + curvature()
     with torch.no_grad():
         log_mean, weights = matrix.softmax_weights(b, top)

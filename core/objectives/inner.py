@@ -40,7 +40,6 @@ class Envelope(torch.autograd.Function):
     ) -> Tensor:
         ctx.function, ctx.once = function, once
         ctx.save_for_backward(weights, slope, *tensors)
-        ctx.save_for_forward(weights, slope)
         return value.clone()
 
     @staticmethod
@@ -54,15 +53,6 @@ class Envelope(torch.autograd.Function):
         gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
         return None, None, None, None, None, *(next(gradients) if need else None for need in needed)
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        weights, slope = ctx.saved_tensors
-        d_scores, *d_bound = tangents[5:]
-        slopes = [slope * d for d in d_bound if d is not None]
-        if d_scores is not None:
-            slopes.append((weights * d_scores).sum(1, keepdim=True))
-        return sum(slopes, torch.zeros_like(slope))
-
 
 def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     """Compute ``max { mean(L s) : L >= 0, mean L = 1, mean (L - 1)^2 <= bound }``, ``(anchors, 1)``."""
@@ -71,7 +61,7 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     if scores is None or checks.traced() or not checks.wanted(scores):
         return _closed_form(neg, bound, *chi2_threshold(neg, bound))
     with torch.no_grad():
-        weights, rows, results = matrix.weights(), 0, []
+        weights, rows, results = matrix.pair_buffer(), 0, []
         for part in matrix.split():
             w, top = weights[rows : rows + len(part.scores)], part.max()
             x = part.scores.detach() - top
