@@ -48,6 +48,7 @@ def negatives_of(
     hard: Tensor | None = None,
     owned: bool = True,
     optional: bool = False,
+    engine: str = "",
 ) -> Negatives:
     """Return the views of all other samples, and the hard negatives of all samples, as negatives.
 
@@ -57,6 +58,7 @@ def negatives_of(
         hard: ``(B, n, d)`` hard negatives.
         owned: whether an anchor's own hard negatives count.
         optional: whether others are joined to these, so that an anchor may have none.
+        engine: by default the batch's.
     """
     if batch.group is not None and both:
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
@@ -72,7 +74,7 @@ def negatives_of(
             right = batch.stack([*map(batch.everyone, keys), *further])
             blocks += [(view, right) for view in anchors]
     mask = mask_of(batch, len(blocks[0][0]) // batch.size, len(parts[0][1]), len(further), owned)
-    return masked_negatives(batch, blocks, mask, both, optional)
+    return masked_negatives(batch, blocks, mask, both, optional, engine)
 
 
 def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
@@ -152,10 +154,15 @@ def has_zeros(log_weight: Tensor) -> bool:
 
 
 def masked_negatives(
-    batch: Batch, blocks: Sequence[tuple[Tensor, Tensor]], mask: Mask, both: bool = False, optional: bool = False
+    batch: Batch,
+    blocks: Sequence[tuple[Tensor, Tensor]],
+    mask: Mask,
+    both: bool = False,
+    optional: bool = False,
+    engine: str = "",
 ) -> Negatives:
     """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, without those that ``mask`` excludes."""
-    engine = batch.engine
+    engine = engine or batch.engine
     if engine == "auto":
         pairs = sum(left.shape[0] * right.shape[0] for left, right in blocks) * (1 + both)
         separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
@@ -224,7 +231,7 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
     return None
 
 
-def path(objective: Any, scores: Scores) -> str:
+def engine_of_training(objective: Any, scores: Scores) -> str:
     """Return how a training step on these scores reduces its negatives: one of ``ENGINES``."""
     neg = scores.neg
     if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):

@@ -28,22 +28,13 @@ from torch import Tensor
 
 from .. import checks
 from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, concatenated
+from ..engine.matrix import MatrixNegatives, Negatives, matrix_of
 from ..engine.pairs import PairNegatives
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from ..vectors import widen
 from .batch import Batch
-from .choose_engine import (
-    Part,
-    has_zeros,
-    mask_of,
-    masked_matrix,
-    masked_negatives,
-    negatives_of,
-    own_negatives,
-    pairs_of,
-)
+from .choose_engine import Part, has_zeros, masked_matrix, masked_negatives, negatives_of, own_negatives, pairs_of
 from .joint import joint
 from .options import Keys
 from .rules import limits, rounded_up
@@ -374,24 +365,15 @@ def _scores(
 def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None = None) -> Scores:
     """Score supervised: all views of an anchor's class are positives, except itself; all others are negatives."""
     assert batch.labels is not None
-    batch.gather_together(*(key for _, keys in parts for key in keys), hard)
-    further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
-    blocks, positives, negatives = [], [], []
-    for anchors, keys in parts:
-        matrix = batch.stack(anchors) @ torch.cat([*map(batch.everyone, keys), *further]).T
-        mask = mask_of(batch, len(anchors), len(keys), len(further))
-        same = batch.labels.repeat(len(anchors)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
-        if keys is anchors:
-            view = torch.arange(len(anchors), device=matrix.device).repeat_interleave(batch.size)
-            itself = torch.arange(batch.size, device=matrix.device).repeat(len(anchors)) + batch.total * view
-            same = same.scatter(1, itself.unsqueeze(1), False)
-        blocks.append(matrix)
-        positives.append(torch.nn.functional.pad(same, (0, matrix.shape[1] - same.shape[1])))
-        negatives.append(mask.of_matrix(matrix))
-    matrix, pos_mask, anchors_weight = torch.cat(blocks), torch.cat(positives), None
-    drop, weight = (concatenated([parts[i] for parts in negatives]) for i in (1, 2))
-    neg = MatrixNegatives(matrix, drop=drop, log_weight=weight)
-    neg.valid = checks.require_negatives(neg.count)
+    neg = negatives_of(batch, parts, hard=hard, engine="matrix")
+    matrix, (anchors, keys) = matrix_of(neg), parts[0]
+    same = batch.labels.repeat(len(anchors)).unsqueeze(1) == batch.everyone(batch.labels).repeat(len(keys))
+    if keys is anchors:
+        view = torch.arange(len(anchors), device=matrix.device).repeat_interleave(batch.size)
+        itself = torch.arange(batch.size, device=matrix.device).repeat(len(anchors)) + batch.total * view
+        same = same.scatter(1, itself.unsqueeze(1), False)
+    pos_mask = torch.nn.functional.pad(same, (0, matrix.shape[1] - same.shape[1])).repeat(len(parts), 1)
+    anchors_weight = None
     if len(batch.raw) == 1:  # a sample may be the only one of its class
         every = batch.everyone(batch.labels).sort().values
         error = f"labels: expected a label that at least 2 samples share, got {len(every)} different ones."

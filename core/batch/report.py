@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from ..engine.matrix import MatrixNegatives, matrix_of
 from ..values import at_scale
-from .choose_engine import path
+from .choose_engine import engine_of_training
 from .options import Keys
 from .scores import Scores
 
@@ -116,7 +116,7 @@ def _engine(objective: Any, args: tuple[Any, ...], options: dict[str, Any]) -> s
     objective = deepcopy(objective).eval()
     part = next((p for p in _parts(objective) if p.pairing != "single"), _parts(objective)[0])
     collector = copy(objective)
-    collector.from_pairings = lambda scores, device, reduction="mean": path(part, scores(part.pairing))
+    collector.from_pairings = lambda scores, device, reduction="mean": engine_of_training(part, scores(part.pairing))
     copied = {k: _copy(v) for k, v in options.items()}
     with torch.enable_grad():
         return str(collector.forward(*map(_leaf, args), **copied))
