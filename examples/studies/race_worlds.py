@@ -24,6 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -109,6 +110,11 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def example(row: Mapping[str, Any]) -> str:
+    """Return the sentence of a race as a quotation."""
+    return fill(row["sentence"], 118, initial_indent="> ", subsequent_indent="> ")
+
+
 def draw(row: Mapping[str, Any]) -> None:
     """Draw the race in a world, as its page does."""
     arms = [Arm(**arm) for arm in row["arms"]]
@@ -140,9 +146,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.report:
         rows = read(ROWS) | read(args.out / ROWS.name)
         ROWS.write_text("".join(f"{json.dumps(rows[world])}\n" for world in WORLDS if world in rows))
-        first, *_ = finished = [*read(ROWS).values()]
-        PAGE.write_text(put(put(PAGE.read_text(), 1, f"> {first['sentence']}"), 2, table(finished)))
-        draw(first)
+        finished = [*read(ROWS).values()]
+        PAGE.write_text(put(put(PAGE.read_text(), 1, example(finished[0])), 2, table(finished)))
+        draw(finished[0])
         return
     features = args.out / "questions.pt"
     if not features.exists():
