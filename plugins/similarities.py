@@ -20,7 +20,7 @@ from counterpoint.treatment import Treatment
 
 from .calls import OWNERS, Calls, positives_of, put, uses_scale
 from .embeddings import Call, Embeddings
-from .finder.products import PRODUCTS
+from .finder.products import MATRICES
 from .finder.watch import same_grad
 from .gradient import ROUNDING, Logits, Once, own_loss, precision_of
 from .host import OWN_LOSS, SeamError, objective_of
@@ -28,7 +28,6 @@ from .scales import as_number
 from .sites import Site, caller, is_own, names_at, place
 
 _ELEMENTWISE = ("MulBackward0", "DivBackward0")
-_MATRICES = PRODUCTS - {"sum", "mean", "mul", "__mul__", "__rmul__", "multiply", "cdist"}
 
 
 def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> None:
@@ -59,7 +58,7 @@ def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> Non
     torch.jit._state.disable()  # functions that are scripted would not call what is replaced, nor could be
     seam.at_end.append(torch.jit._state.enable)
     for owner in OWNERS:
-        for name in _MATRICES | {"sum"} if pairs else _MATRICES:
+        for name in MATRICES | {"sum"} if pairs else MATRICES:
             if callable(original := getattr(owner, name, None)):
                 put(seam, owner, name, _product(calls, original, own, scales[0], pairs))
 

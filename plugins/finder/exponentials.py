@@ -267,7 +267,7 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product
-    if not single.single or matrix.single or product.lengths is not None or product.values().dim() != 2:
+    if not single.single or product.kind != "matrix" or product.lengths is not None or product.values().dim() != 2:
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short
     return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}

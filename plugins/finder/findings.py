@@ -161,8 +161,6 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
                 f"labels follow no rule ({len(labels.unique())} different ones in {len(labels)} rows): columns may be "
                 "classes rather than samples"
             )
-    if any(product.kind == "distance" for product in products):
-        return {**finding, "form": "cross entropy of distances", "normalized": False}
     if "weight" in options:
         return {**finding, "form": "cross entropy with class weights"}
     if targets is not None and bool((targets.amax(1) < targets.sum(1)).any()):

@@ -22,7 +22,7 @@ def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | No
     with torch._C.DisableTorchFunction(), same_grad(watch.retained):
         walk = watch.walk(logits)
         products = [p for p in walk.products if not watch.is_head(p)]
-        finding: Finding = {"doubts": ["they are distances"] * any(p.kind == "distance" for p in products)}
+        finding: Finding = {"doubts": []}
         sink = watch.sink("logits", logits, logits.detach(), walk)
         raw = measure(watch, sink, products, finding)
         if raw is not None and biased:
@@ -64,6 +64,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     """
     raw: list[float] = []
     total: list[float] = []
+    kinds: set[str] = set()
     norms: list[float | None] = []
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
@@ -73,12 +74,13 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         factor = _factor_of(sink.x, product)
         if factor is None:
             continue
-        finding["scores"] |= factor == 0
+        finding["scores"] |= factor <= 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
-        norms += sides
-        raw.append(factor)
-        total.append(factor * product.factor)
-        for side, x in zip(sides, (product.a, product.b), strict=True):
+        kinds.add(product.distance)
+        norms += [None] if product.distance else sides
+        raw.append(factor / product.factor)
+        total.append(factor)
+        for side, x in () if product.distance else zip(sides, (product.a, product.b), strict=True):
             total[-1] *= side or _factor(x)
     if not total:
         return None
@@ -86,7 +88,8 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         finding |= {"normalized": False, "one_sided": False, "scale": 1.0}
         return 1.0
     finding |= {"normalized": all(norms), "scale": total[0], "one_sided": any(norms) and not all(norms)}
-    if max(total) - min(total) > 1e-3 * abs(total[0]):
+    finding["distance"] = " and ".join(sorted(kinds))
+    if max(total) - min(total) > 1e-3 * abs(total[0]) or len(kinds) > 1:
         finding["doubts"].append(f"parts of the logits have different scales: {', '.join(f'{x:g}' for x in total)}")
     finding["learned"] = [sink.names.get(key) or "a learned number" for key in learned]
     candidates = sink.scale_names | {f"{name}.reciprocal": 1 / x for name, x in sink.scale_names.items()}
@@ -100,7 +103,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
 
 
 def _factor_of(x: Tensor, product: Product) -> float | None:
-    """The factor of a product's entries in logits: None if they do not depend on these, zero if it is not one number.
+    """The factor of similarities in logits: None if they do not depend on these, zero if it is not one number.
 
     All logits together tell whether it is the same everywhere, and some logits by themselves what it is: a product may
     be taken twice, and subtracting one logit of a row from the others changes no softmax.
@@ -110,7 +113,7 @@ def _factor_of(x: Tensor, product: Product) -> float | None:
         return None
     tolerance = 10 * tolerance_of(x)
     product.lengths = _lengths(product, g)
-    lengths = 1.0 if product.lengths is None else product.lengths
+    lengths = product.factor * (1.0 if product.lengths is None else product.lengths)
     entries = (g.double() * lengths)[g != 0]
     probed = []
     for one in _some(x):
@@ -124,7 +127,8 @@ def _factor_of(x: Tensor, product: Product) -> float | None:
         return float(entries.median()) if len(entries) else None
     factor = max(probed, key=abs)
     counts = entries / factor  # how often each entry is taken
-    shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
+    g, dims = g * product.factor, range(max(-2, -g.dim()), 0)
+    shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in dims)
     if factor < 0 and not bool(((counts - 1).abs() <= tolerance).all()):  # it is subtracted from the others
         factor, probed = -factor, [abs(each) for each in probed]
     same = max(abs(each - factor) for each in probed) <= tolerance * abs(factor)

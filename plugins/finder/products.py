@@ -1,7 +1,9 @@
-"""Products of two tensors, however they are written: ``a @ b.T``, ``einsum``, ``cosine_similarity``, sums, ..."""
+"""Products of two tensors, however they are written: ``a @ b.T``, ``einsum``, ``cosine_similarity``, distances, ..."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_lowercase, ascii_uppercase
 from types import FrameType
@@ -19,19 +21,24 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-PRODUCTS = words(
-    """
-    matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity cdist sum mean mul
-    __mul__ __rmul__ multiply tensordot
-    """
+MATRICES = words(
+    "matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity tensordot"
 )
+DIFFERENCES, FACTORS = words("sub subtract sub_"), words("mul __mul__ __rmul__ multiply")
+_DISTANCES = words(
+    "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow pow_ addmm_ einsum"
+)
+PRODUCTS = MATRICES | FACTORS | _DISTANCES | {"cdist", "pairwise_distance"}
+# from a distance to the difference or the inner product that it is computed from
+_STEPS = words("Sum Mean Pow Mul Abs Neg Sqrt Clamp ClampMin Add Sub Rsub Addmm LinalgVectorNorm Norm View Squeeze T")
+_POWERS = {(2, 1): "distances", (2, 2): "squared distances", (1, 1): "L1 distances"}  # of the norm of this order
 
 
 @dataclass
 class Product:
     """A product of two tensors: ``out = function(*args)``, of which autograd's node is kept, not the values."""
 
-    kind: str  # matrix, rows (one number per row) or distance
+    kind: str  # matrix, rows (one number per row) or distance, a matrix of these
     a: Tensor
     b: Tensor
     edge: GradientEdge
@@ -39,7 +46,8 @@ class Product:
     frames: tuple[FrameType, ...]  # of the call, from the innermost outwards; the first alone but for rows
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
-    factor: float = 1.0  # of ``again``
+    factor: float = 1.0  # of ``again``: of distances below zero, as similarities are the negative ones
+    distance: str = ""  # which one, in words; of rows, too
     lengths: Tensor | None = None  # what it was divided by later, to be cosines
 
     def values(self) -> Tensor:
@@ -48,15 +56,26 @@ class Product:
         return product if self.lengths is None else product / self.lengths
 
 
-def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[Node, Any]) -> Any:
-    """Return ``a, b, kind, again, cosine`` of a product, and its factor; None if it is not one of embeddings."""
+def operands(
+    name: str, args: Any, kwargs: Any, out: Tensor, products: Mapping[Node, Product], elementwise: Mapping[Node, Any]
+) -> Any:
+    """Return ``a, b, kind, again, cosine``, factor and distance of a product; None if it is not one of embeddings.
+
+    Args:
+        name, args, kwargs, out: of the call.
+        products, elementwise: of the calls before: products, and operands of elementwise ones and of differences.
+    """
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][:3]
+    if name in _DISTANCES and (found := _distance(name, out, tensors, products, elementwise)) is not None:
+        return found
     if name in ("sum", "mean"):
         return _sum(name, elementwise, *args, **kwargs)
     if name == "einsum":
         return _einsum(*args) if isinstance(args[0], str) else None
+    if name in FACTORS | _DISTANCES:
+        return None
     if name == "tensordot":
         return _tensordot(*args, **kwargs)
-    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][:3]
     x, y = tensors[-2:] if name in ("addmm", "baddbmm") else [*tensors, None, None][:2]
     if x is None or y is None:
         return None
@@ -66,8 +85,9 @@ def operands(name: str, func: Any, args: Any, kwargs: Any, elementwise: Mapping[
         return _cosine(x, y, kwargs.get("dim", args[2] if len(args) > 2 else 1))
     if min(x.dim(), y.dim()) < 1 or x.shape[-1] == 1:  # of lengths, not of embeddings
         return None
-    if name == "cdist":
-        return x, y, "distance", torch.cdist, False
+    if name in ("cdist", "pairwise_distance"):
+        order = kwargs.get("p", args[2] if len(args) > 2 else 2)
+        return _as_distance(out, x, y, (order, 1)) if (order, 1) in _POWERS else None
     if x.dim() == y.dim() == 1:
         return x, y, "rows", torch.dot, False
     turned = name in ("linear", "inner") or y.dim() == 1
@@ -125,6 +145,59 @@ def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
         return None
     x, y = (z.movedim(dim, -1) for z in (x, y))
     return x, y, "rows" if x.shape == y.shape else "matrix", functools.partial(torch.cosine_similarity, dim=-1), True
+
+
+def _distance(
+    name: str, out: Tensor, of: Sequence[Tensor], products: Mapping[Node, Product], elementwise: Mapping[Node, Any]
+) -> Any:
+    """As :func:`operands`, if ``out`` has the values of a distance of tensors that it is computed from."""
+    pairs = [(of[1], of[2].mT, False)] if name == "addmm_" else []
+    todo = [node for x in (out, *of) if (node := x.grad_fn) is not None]
+    for node in todo:
+        product, kind = products.get(node), node.name().partition("Backward")[0]
+        above = dict.fromkeys(each for each, _ in node.next_functions if each is not None)
+        if product is not None:
+            factor = _number(product.a.grad_fn) if product.a.grad_fn is not None else None  # 2 * a @ b.T
+            sides = [product.a, *([product.a / factor] if factor else [])]
+            pairs += [(side, product.b, not product.distance) for side in sides]
+        elif kind == "Sub" and node in elementwise:
+            pairs.append((*elementwise[node], False))
+        elif kind in _STEPS and len(todo) < 16 and (kind != "Mul" or len(above) == 1):
+            todo += above
+    for a, b, is_inner in pairs:
+        for which, factor in itertools.product(_POWERS, (1.0, -1.0, 1 / a.shape[-1])):
+            with contextlib.suppress(RuntimeError, TypeError, IndexError):  # other shapes, layouts and numbers
+                if _are_distances(out, a.detach(), b.detach(), which, factor, is_inner):
+                    return _as_distance(out, a, b, which, factor)
+    return None
+
+
+def _are_distances(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float, is_inner: bool) -> bool:
+    """Whether values are those of :func:`_between`, and not cosines, as in ``2 - 2 * cos``; the first one is first."""
+    first = _between(a[(0,) * (a.dim() - 1)].double(), b[(0,) * (b.dim() - 1)].double(), (), which, factor)
+    tolerance = (1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2) * float(out.detach().abs().max())
+    if not abs(float(first) - float(out[(0,) * out.dim()].detach())) <= tolerance:
+        return False
+    lengths = [x.norm(dim=-1) for x in (a, b)]
+    if is_inner and which == (2, 2) and all(bool(x.max() - x.min() <= 1e-3 * x.max()) for x in lengths):
+        return False
+    every = _between(a.double(), b.double(), out.shape, which, factor)
+    return bool((every - out.detach()).abs().max() <= tolerance)
+
+
+def _between(a: Tensor, b: Tensor, shape: Sequence[int], which: tuple[int, int], factor: float) -> Tensor:
+    """Compute distances of rows of tensors that are broadcast, or of all pairs of rows as ``cdist``, times a factor."""
+    is_broadcast = len(shape) < max(a.dim(), b.dim()) or shape[-1] == 1
+    every = torch.linalg.vector_norm(a - b, which[0], -1) if is_broadcast else torch.cdist(a, b, which[0])
+    return (factor * every ** which[1]).view(shape)
+
+
+def _as_distance(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float = 1.0) -> Any:
+    """As :func:`operands`, for distances that a call has computed."""
+    a, b = (b, a) if b.dim() > 2 and b.shape[-2] == 1 else (a, b)
+    rows = a.shape == b.shape and out.numel() * a.shape[-1] == a.numel() and 0 not in (*a.stride(), *b.stride())
+    again = functools.partial(_between, shape=out.shape, which=which, factor=factor)
+    return a, b, "rows" if rows else "distance", again, False, -factor, _POWERS[which]
 
 
 def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:

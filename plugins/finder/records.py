@@ -16,7 +16,7 @@ _Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings th
 }, total=False)  # fmt: skip
 
 _Measured = TypedDict("_Measured", {  # how logits follow from similarities: by one factor, or as scores that have none
-    "scores": bool, "normalized": bool, "one_sided": bool, "scale": float, "learned": list[str],
+    "scores": bool, "distance": str, "normalized": bool, "one_sided": bool, "scale": float, "learned": list[str],
     "scale_variable": str | None, "bias": float | None, "bias_learned": list[str], "bias_variable": str | None,
 }, total=False)  # fmt: skip
 

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sites import names_at
 from .frames import Place, arguments, frames, parameter_name, place
-from .products import PRODUCTS, Product, operands, words
+from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, operands, words
 
 SINKS = {
     "cross_entropy": "cross entropy",
@@ -47,7 +47,7 @@ _MOVES = words(
     IndexSelect Gather MaskedFill MaskedSelect Where SWhere Squeeze Unsqueeze Expand Diagonal Clone ToCopy Copy
     CopySlices AsStrided Unbind Split SplitWithSizes Repeat Clamp ClampMin ClampMax Max Amax Alias Tril Triu Scatter
     IndexPut MaskedScatter FillDiagonal Exp Softplus Sigmoid Reciprocal Unfold Concat Flip Roll Topk Sort Detach Pow
-    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Mean Logsumexp
+    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Log1P Mean Logsumexp
     """
 )
 _set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # new in torch 2.6
@@ -161,22 +161,21 @@ class Watch(TorchFunctionMode):
             if isinstance(out, Tensor) and out.grad_fn is not None and args:
                 if out._is_view() and (name != "einsum" or len(args) > 2):
                     out = out.clone()  # an edit of a view in place would cut its node out of the graph
-                self._product(name, func, args, kwargs, out)
+                self._product(name, args, kwargs, out)
         elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
         if self.sinks and isinstance(out, Tensor) and out.numel() == 1 and out.grad_fn is not None:
             self.scalars.append(out.detach().clone())
         return out
 
-    def _product(self, name: str, func: Any, args: Any, kwargs: Any, out: Tensor) -> None:
-        if name in ("mul", "__mul__", "__rmul__", "multiply"):
-            x, y = args[:2]
-            if isinstance(y, Tensor) and min(x.dim(), y.dim()) >= 2 and x.shape[-1] == y.shape[-1] > 1:
-                self.elementwise[out.grad_fn] = x, y  # type: ignore[index]
-                while len(self.elementwise) > 32:
-                    self.elementwise.popitem(last=False)
-            return
-        found = operands(name, func, args, kwargs, self.elementwise)
+    def _product(self, name: str, args: Any, kwargs: Any, out: Tensor) -> None:
+        x, y = [*args, *kwargs.values(), None][:2]
+        are_two = name in FACTORS | DIFFERENCES and isinstance(x, Tensor) and isinstance(y, Tensor)
+        if are_two and min(x.dim(), y.dim()) > (name in FACTORS) and x.shape[-1] == y.shape[-1] > 1:
+            self.elementwise[out.grad_fn] = x, y  # type: ignore[index]
+            while len(self.elementwise) > 32:
+                self.elementwise.popitem(last=False)
+        found = operands(name, args, kwargs, out, self.products, self.elementwise)
         if found is None:
             return
         a, b, kind, *how = found

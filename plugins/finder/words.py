@@ -214,6 +214,8 @@ def _loss_words(loss: Finding) -> list[str]:
 def _similarities(loss: Finding) -> str:
     if loss.get("scores"):
         return "scores that are not similarities times one number, so not cosines"
+    if loss.get("distance"):
+        return f"negative {loss['distance']} of embeddings"
     if loss.get("one_sided"):
         return "inner products of normalized and of other embeddings"
     return "cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized"
@@ -265,6 +267,8 @@ def _by_hand(loss: Finding) -> str:
         return f"with these logits as they are: counterpoint inject logits --site {loss['site']} --scale {scale}"
     if loss["doubts"]:
         return "if cross entropy is what you mean, write it as F.cross_entropy of the logits, and call auto again"
+    if loss.get("distance"):
+        return "write it as F.cross_entropy of logits, then --site replaces it"
     if not loss["learned"] and not _changes(loss):
         return "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"

@@ -587,6 +587,23 @@ def test_whatever_command_auto_prints_trains_as_the_script_or_with_the_objective
         assert ours.out != plain.out
 
 
+@pytest.mark.parametrize("name", ["distances", "distances_by_broadcasting", "distances_to_a_queue"])
+def test_distances_train_as_an_edit_by_hand(launch, tmp_path, name):
+    """The similarities are the negative distances."""
+    code, _, scale, _ = VARIANTS[name]
+    script = HARNESS.replace("{code}", code).replace("        optimizer.step()", PRINTS)
+    launch(script, "auto", "--objective", "hcl:t=0.4", "--json", "found.json")
+    (command,) = json.loads((tmp_path / "found.json").read_text())["commands"]
+    with pytest.warns(UserWarning, match="negative (squared )?distances"):
+        ours = launch(script, *command[2:-2])
+    edit = f"import counterpoint as cp\ncross_entropy = cp.plugins.logits.ContrastiveLoss('hcl:t=0.4', scale={scale})\n"
+    edited = edit + script.replace("return F.cross_entropy(", "return cross_entropy(")
+    by_hand = launch(edited, "logits", "--site", "elsewhere.py:1")
+    rows = [[float(x) for x in each.out.split()] for each in (ours, by_hand)]
+    assert len(rows[0]) == 6
+    assert rows[0] == pytest.approx(rows[1], rel=1e-6)
+
+
 COUNTED = """
 import torch
 from torch.nn.functional import normalize

@@ -304,7 +304,7 @@ def test_a_scale_that_changes(launch):
 
 
 def test_a_scale_that_cannot_be_measured(launch):
-    script = SCRIPT.replace("a @ b.T / 0.1", "(-torch.cdist(a, b) + torch.relu(head(a)[:, :5])).exp().log()")
+    script = SCRIPT.replace("a @ b.T / 0.1", "torch.cat([a @ b.T / 0.1, a @ a.T / 0.2], 1)")
     found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
     assert found.code == 2
     assert "the scale at toy.py:14" in found.err
@@ -325,6 +325,14 @@ def test_embeddings_that_are_not_normalized(launch):
     assert found.code == 0
     assert "was not tested: embeddings are not normalized, so similarities have any size" in found.err
     assert launch("--site", "toy.py:14", "--objective", "infonce:t=0.1", script=script).code == 0
+
+
+def test_distances_are_not_between_minus_one_and_one(launch):
+    script = SCRIPT.replace("a @ b.T / 0.1", "-(a[:, None] - b[None]).norm(dim=-1) / 0.1")
+    with pytest.warns(UserWarning, match="between -1 and 1, but those at toy.py:14 are negative distances"):
+        found = launch(*SITE, "--objective", "hcl:t=0.1", script=script)
+    assert found.code == 0
+    assert "toy.py:14: its scale, 10, was not tested: they are negative distances" in found.err
 
 
 def test_calls_before_the_scale_is_known(launch):

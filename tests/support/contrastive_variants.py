@@ -694,9 +694,9 @@ def loss(a, b):
 def loss(a, b):
     return F.cross_entropy(-torch.cdist(norm(a), norm(b)) / 0.1, torch.arange(N))
 """,
-        "distances",
-        -10,
-        False,
+        IN,
+        10,
+        True,
     ),
     "classifier_alone": (
         """
@@ -749,6 +749,88 @@ def loss(a, b):
 def loss(a, b):
     p, q = F.log_softmax(net.head(a), 1), F.softmax(net.head(b), 1)
     return F.kl_div(p, q, reduction='batchmean')
+""",
+        None,
+        0,
+        False,
+    ),
+}
+
+LOGITS = {  # logits whose positives are on the diagonal, and their scale
+    "distances_by_broadcasting": ("-(b[None] - a[:, None]).norm(dim=-1) / 0.5", 2),
+    "distances_of_expanded_rows": ("-torch.pow(a.unsqueeze(1).expand(N, N, 5) - b.expand(N, N, 5), 2).sum(2)", 1),
+    "distances_with_a_root": ("-((a[:, None] - b) ** 2).sum(-1).add(1e-8).sqrt() * 3", 3),
+    "distances_multiplied_out": ("(2 * a @ b.T - (a**2).sum(1, keepdim=True) - (b**2).sum(1)) / 2", 0.5),
+    "distances_added_in_place": (
+        "-(a.pow(2).sum(1)[:, None] + b.pow(2).sum(1)).addmm_(a, b.T, alpha=-2).clamp(min=1e-12).sqrt()",
+        1,
+    ),
+    "distances_of_normalized_rows": ("-torch.sqrt(2 - 2 * norm(a) @ norm(b).T)", 1),
+    "distances_by_einsum": ("-torch.einsum('nmd,nmd->nm', *[a[:, None] - b[None]] * 2)", 1),
+    "distances_of_pairs": ("-F.pairwise_distance(a[:, None], b[None]) * 2", 2),
+    "distances_of_some_anchors": ("-torch.norm(a[:6, None] - torch.cat([b, a])[None], dim=2) / 0.2", 5),
+    "distances_in_l1": ("-(a[:, None] - b[None]).abs().mean(-1)", 0.2),
+    "distances_in_a_loop": ("-torch.stack([(a[i] - b).pow(2).sum(1) for i in range(N)]) * 2", 2),
+    "distances_learned_scale": ("-(a[:, None] - b[None]).norm(dim=-1) * net.logit_scale.exp()", 7.389),
+    "scores_of_distances": ("-torch.log1p((a[:, None] - b[None]).pow(2).sum(-1))", 1),
+    "scores_of_other_sign": ("-(norm(a) @ -norm(b).T) / 0.25", 1),
+}
+LOSSES = {
+    "": "F.cross_entropy(s, torch.arange(len(s)))",
+    "_in_log_softmax": "-F.log_softmax(s, 1).diagonal().mean()",
+    "_in_logsumexp": "(s.logsumexp(1) - s.diagonal()).mean()",
+    "_in_exponentials": "-torch.log(s.exp().diagonal() / s.exp().sum(1)).mean()",
+}
+for i, (name, (logits, scale)) in enumerate(LOGITS.items()):
+    how = [*LOSSES][i % len(LOSSES)] if "learned" not in name else ""
+    text = f"\ndef loss(a, b):\n    s = {logits}\n    return {LOSSES[how]}\n"
+    VARIANTS[name + how] = text, IN, scale, True
+VARIANTS |= {
+    "distances_to_a_queue": (
+        """
+def loss(a, b):
+    pos, neg = (a - b).pow(2).sum(-1, keepdim=True), (a[:, None] - net.queue[None]).square().sum(-1)
+    return F.cross_entropy(-torch.cat([pos, neg], 1) / 0.5, torch.zeros(N).long())
+""",
+        IN,
+        2,
+        True,
+    ),
+    "distances_in_groups": (
+        """
+def loss(a, b):
+    x, y = a.view(2, 4, 5), b.view(2, 4, 5)
+    s = -(x.unsqueeze(2) - y.unsqueeze(1)).pow(2).sum(-1)
+    return (s.logsumexp(-1) - s.diagonal(dim1=-2, dim2=-1)).mean()
+""",
+        IN,
+        1,
+        True,
+    ),
+    "triplets_of_distances": (
+        """
+def loss(a, b):
+    d = (a[:, None] - b[None]).pow(2).sum(-1)
+    return F.relu(d.diagonal()[:, None] - d + 1)[~torch.eye(N).bool()].mean()
+""",
+        None,
+        0,
+        False,
+    ),
+    "soft_triplets_of_distances": (
+        """
+def loss(a, b):
+    d = (a[:, None] - b[None]).pow(2).sum(-1)
+    return F.softplus(d.diagonal()[:, None] - d)[~torch.eye(N).bool()].mean()
+""",
+        "binary",
+        0,
+        False,
+    ),
+    "distances_to_learned_classes": (
+        """
+def loss(a, b):
+    return F.cross_entropy(-(a[:, None] - net.head.weight[None]).pow(2).sum(-1), torch.arange(N) % 4)
 """,
         None,
         0,
