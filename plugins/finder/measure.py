@@ -9,7 +9,7 @@ from torch import Tensor
 from counterpoint.batch.ready_made import MASKED
 
 from .functions import gradients, relative, tolerance_of
-from .products import Product
+from .products import Product, name_of, number_of
 from .records import Finding
 from .watch import Sink, Watch, same_grad
 
@@ -174,22 +174,18 @@ def _norm(watch: Watch, x: Tensor) -> float | None:
     mean, tolerance = float(norms.mean()), max(tolerance_of(x), 1e-4)
     if float(norms.max() - norms.min()) > tolerance * mean:
         return None
-    # of unit length when what they were multiplied by is taken out, or normalized in view
-    unit, walk = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance, watch.walk(x)
-    return mean if unit or walk.normalized or walk.scalars else None
+    # of unit length when what they were multiplied by is taken out
+    unit = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance
+    return mean if unit or watch.walk(x).scalars else None
 
 
 def _factor(x: Tensor) -> float:
     """The last factor of embeddings: queries are sometimes divided by the temperature."""
     node, factor = x.grad_fn, 1.0
     while node is not None:
-        name = node.name().partition("Backward")[0]
-        # autograd keeps the other operand, unless it needs none
-        saved = [getattr(node, f"_saved_{side}", None) for side in ("other", "self") if name in ("Div", "Mul")]
-        numbers = [float(s.detach()) for s in saved if isinstance(s, Tensor) and s.numel() == 1]
-        if numbers:
-            factor *= 1 / numbers[0] if name == "Div" else numbers[0]
-        elif name not in ("Permute", "Transpose", "T", "View", "Alias", "Unsqueeze", "Expand", "ToCopy"):
+        if number := number_of(node):
+            factor *= number
+        elif name_of(node) not in ("Permute", "Transpose", "T", "View", "Alias", "Unsqueeze", "Expand", "ToCopy"):
             break
         node = node.next_functions[0][0]
     return factor

@@ -26,7 +26,7 @@ MATRICES = words(
 )
 DIFFERENCES, FACTORS = words("sub subtract sub_"), words("mul __mul__ __rmul__ multiply")
 _DISTANCES = words(
-    "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow pow_ addmm_ einsum"
+    "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow square addmm_ einsum"
 )
 PRODUCTS = MATRICES | FACTORS | _DISTANCES | {"cdist", "pairwise_distance"}
 # from a distance to the difference or the inner product that it is computed from
@@ -97,7 +97,7 @@ def operands(
 def _sum(name: str, elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *_: Any, **kwargs: Any) -> Any:
     """As :func:`operands`, for the sum or mean of an elementwise product over its last dimension."""
     node = x.grad_fn if isinstance(x, Tensor) else None
-    factor = _number(node) if node is not None and node not in elementwise else 1.0  # (a * b / t).sum(-1)
+    factor = number_of(node) if node is not None and node not in elementwise else 1.0  # (a * b / t).sum(-1)
     if node is None or factor is None:
         return None
     above = node.next_functions[0][0] if node.next_functions else None
@@ -113,13 +113,16 @@ def _sum(name: str, elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *
     return *pair, kind, lambda a, b: factor * (a * b).sum(-1), False, factor
 
 
-def _number(node: Node) -> float | None:
-    """Return the number that a node of autograd multiplies a tensor by, or None."""
-    name, other = node.name(), getattr(node, "_saved_other", None)
-    if name not in ("DivBackward0", "MulBackward0") or not isinstance(other, Tensor) or other.numel() != 1:
-        return None
-    number = float(other.detach())
-    return 1 / number if name == "DivBackward0" else number
+def name_of(node: Node) -> str:
+    """The operation of a node of autograd."""
+    return node.name().rpartition("::")[2].partition("Backward")[0]
+
+
+def number_of(node: Node) -> float | None:
+    """Return the number that a node of autograd multiplies a tensor by, or None; autograd may keep it on either side."""
+    saved = [getattr(node, f"_saved_{side}", None) for side in ("other", "self") if name_of(node) in ("Div", "Mul")]
+    numbers = [float(x.detach()) for x in saved if isinstance(x, Tensor) and x.numel() == 1]
+    return None if not numbers else 1 / numbers[0] if name_of(node) == "Div" else numbers[0]
 
 
 def _einsum(equation: str, *tensors: Any) -> Any:
@@ -154,10 +157,10 @@ def _distance(
     pairs = [(of[1], of[2].mT, False)] if name == "addmm_" else []
     todo = [node for x in (out, *of) if (node := x.grad_fn) is not None]
     for node in todo:
-        product, kind = products.get(node), node.name().partition("Backward")[0]
+        product, kind = products.get(node), name_of(node)
         above = dict.fromkeys(each for each, _ in node.next_functions if each is not None)
         if product is not None:
-            factor = _number(product.a.grad_fn) if product.a.grad_fn is not None else None  # 2 * a @ b.T
+            factor = number_of(product.a.grad_fn) if product.a.grad_fn is not None else None  # 2 * a @ b.T
             sides = [product.a, *([product.a / factor] if factor else [])]
             pairs += [(side, product.b, not product.distance) for side in sides]
         elif kind == "Sub" and node in elementwise:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sites import names_at
 from .frames import Place, arguments, frames, parameter_name, place
-from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, operands, words
+from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, words
 
 SINKS = {
     "cross_entropy": "cross entropy",
@@ -51,7 +51,6 @@ _MOVES = words(
     """
 )
 _set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # new in torch 2.6
-_BELOW_A_NORM = words("Expand ClampMin Clamp Add Unsqueeze View Sqrt Rsqrt ToCopy Maximum Reciprocal Pow")
 
 
 @dataclass
@@ -62,7 +61,6 @@ class Walk:
     scalars: list[Tensor] = field(default_factory=list)  # learned numbers
     parameters: list[Tensor] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    normalized: bool = False
     data: bool = False  # whether anything else lies above: layers, lookups
     nodes: set[Node] = field(default_factory=set)
 
@@ -277,7 +275,7 @@ class Watch(TorchFunctionMode):
             if node in self.products:
                 found.products.append(self.products[node])
                 continue
-            name = _name(node)
+            name = name_of(node)
             found.names.add(name)
             if name == "AccumulateGrad":
                 variable = node.variable  # type: ignore[attr-defined]
@@ -286,7 +284,6 @@ class Watch(TorchFunctionMode):
             elif name in _MOVES or name in more:
                 above = [n for n, _ in node.next_functions if n is not None]
                 found.data |= name in ("Index", "IndexSelect", "Gather")  # lookups
-                found.normalized |= name in ("Div", "Mul") and any(_is_norm(n) for n in above)
                 todo += above
             else:
                 found.data = True
@@ -302,22 +299,3 @@ def same_grad(tensors: Sequence[Tensor]) -> Iterator[None]:
     finally:
         for x, grad in zip(tensors, before, strict=True):
             x.grad = grad
-
-
-def _name(node: Node) -> str:
-    return node.name().rpartition("::")[2].partition("Backward")[0]
-
-
-def _is_norm(node: Node) -> bool:
-    """Whether a node of autograd computes the norm of rows, clamped or broadcast."""
-    for _ in range(8):
-        name = _name(node)
-        if name in ("LinalgVectorNorm", "Norm"):
-            return True
-        above = [n for n, _ in node.next_functions if n is not None]
-        if name in ("Sqrt", "Rsqrt", "Pow") and above and _name(above[0]) in ("Sum", "ClampMin", "Add", "Expand"):
-            return any(_name(n) == "Sum" for n in [above[0], *(m for m, _ in above[0].next_functions if m is not None)])
-        if name not in _BELOW_A_NORM or not above:
-            return False
-        node = above[0]
-    return False
