@@ -44,7 +44,6 @@ class _Unit:
     @classmethod
     def of_product(cls, product: Product, gradient: Tensor, scale: float, sink: Sink) -> _Unit:
         s, g = product.values() / product.factor, gradient.detach().double() * product.factor
-        g = g if product.lengths is None else g * product.lengths
         single = product.kind == "rows"
         s, g = (x.reshape(-1, 1) if single else _matrix(x) for x in (s, g))
         return cls(product, s, g, scale, sink, single)
@@ -232,7 +231,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
             if group[0].logits:
                 finding["columns"] = rule
-            elif products[0].lengths is None and products[0].kind == "matrix" and not finding["learned"]:
+            elif products[0].distance is None and products[0].kind == "matrix" and not finding["learned"]:
                 finding["product"] = products[0].place.short
                 finding["product_scales"], finding["columns"] = [finding["scale"] / (raw or 1.0)], rule
         if form.way == "rows" and not finding["learned"]:
@@ -267,7 +266,8 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product
-    if not single.single or product.kind != "matrix" or product.lengths is not None or product.values().dim() != 2:
+    apart = single.single and not matrix.single and product.distance is other.distance is None
+    if not apart or product.values().dim() != 2:
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short
     return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}

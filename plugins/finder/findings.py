@@ -93,7 +93,7 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
         return None
     finding |= {"form": "binary", "ours": False, "pairs": all(p.kind == "rows" for p in sink.walk.products)}
     products = [p for p in sink.walk.products if not watch.is_head(p)]
-    if len(products) != 1 or products[0].kind != "matrix":
+    if len(products) != 1 or products[0].kind != "matrix" or products[0].distance:
         return finding
     (product,) = products
     (total,), (slope,) = gradients(root, [product.edge]), gradients(sink.x.sum(), [product.edge])

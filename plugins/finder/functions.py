@@ -131,19 +131,14 @@ def _embeddings(passed: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _gradients(root: Tensor, arguments: dict[str, Tensor], products: Collection[Product]) -> dict[str, Tensor]:
-    """Return the gradients that reach the arguments through the products, each by itself: some follow from others.
-
-    If these are divided by lengths later, that of the lengths is missing, which is along the rows.
-    """
+    """Return the gradients that reach the arguments through the products, each by itself: some follow from others."""
     host, edges = dict[str, Tensor](), [p.edge for p in products]
     outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
     for name, x in arguments.items() if outputs else ():
         with cut(get_gradient_edge(y) for y in arguments.values() if y is not x and y.grad_fn is not None):
             g = gradients([e for e, _ in outputs], [x], [g for _, g in outputs])[0] if x.requires_grad else None
         if g is not None and bool((g != 0).any()):
-            g, x = g.detach().double(), x.detach().double()
-            along = (g * x).sum(-1, keepdim=True) / (x * x).sum(-1, keepdim=True).clamp(min=1e-60)
-            host[name] = g - along * x if any(p.lengths is not None for p in products) else g
+            host[name] = g.detach().double()
     return host
 
 

@@ -76,7 +76,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
             continue
         finding["scores"] |= factor <= 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
-        kinds.add(product.distance)
+        kinds.add(product.distance or "")
         norms += [None] if product.distance else sides
         raw.append(factor / product.factor)
         total.append(factor)
@@ -111,14 +111,12 @@ def _factor_of(x: Tensor, product: Product) -> float | None:
     (g,) = torch.autograd.grad(x.sum(), product.edge, retain_graph=True, allow_unused=True)
     if g is None:
         return None
-    tolerance = 10 * tolerance_of(x)
-    product.lengths = _lengths(product, g)
-    lengths = product.factor * (1.0 if product.lengths is None else product.lengths)
-    entries = (g.double() * lengths)[g != 0]
+    g, tolerance = g.double() * product.factor, 10 * tolerance_of(x)
+    entries = g[g != 0]
     probed = []
     for one in _some(x):
         (part,) = torch.autograd.grad(x, product.edge, one, retain_graph=True, allow_unused=True)
-        part = (part.double() * lengths)[part != 0]
+        part = (part.double() * product.factor)[part != 0]
         up, down = part[part > 0], part[part < 0]
         if len(up) > 1 or (not len(up) and len(down) > 1):
             return 0.0
@@ -127,8 +125,7 @@ def _factor_of(x: Tensor, product: Product) -> float | None:
         return float(entries.median()) if len(entries) else None
     factor = max(probed, key=abs)
     counts = entries / factor  # how often each entry is taken
-    g, dims = g * product.factor, range(max(-2, -g.dim()), 0)
-    shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in dims)
+    shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
     if factor < 0 and not bool(((counts - 1).abs() <= tolerance).all()):  # it is subtracted from the others
         factor, probed = -factor, [abs(each) for each in probed]
     same = max(abs(each - factor) for each in probed) <= tolerance * abs(factor)
@@ -147,22 +144,6 @@ def _some(x: Tensor) -> Iterator[Tensor]:
             one = torch.zeros_like(flat)
             one[row, column] = 1.0
             yield one.reshape(shape)
-
-
-def _lengths(product: Product, g: Tensor) -> Tensor | None:
-    """The lengths of both sides, if inner products were divided by these afterwards, ``(a @ b.T) / (|a| |b|.T)``."""
-    if product.cosine or product.kind != "matrix" or min(product.a.dim(), product.b.dim()) < 2:
-        return product.lengths
-    a, b = (torch.linalg.vector_norm(x.detach().double(), dim=-1) for x in (product.a, product.b))
-    if any(len({i, j} - {1}) > 1 for i, j in zip(a.shape[-2::-1], b.shape[-2::-1], strict=False)):
-        return None  # of all pairs of samples, as MaxSim's
-    lengths = a.unsqueeze(-1) * b.unsqueeze(-2)
-    if lengths.shape != g.shape or float(lengths.max() - lengths.min()) < 1e-2 * float(lengths.max()):
-        return None
-    entries = (g.detach().double() * lengths)[g != 0]
-    tolerance = 10 * max(tolerance_of(g), 1e-4)
-    product.cosine = len(entries) > 0 and bool((entries / entries.median() - 1).abs().max() <= tolerance)
-    return lengths if product.cosine else None
 
 
 def _norm(watch: Watch, x: Tensor) -> float | None:

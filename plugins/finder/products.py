@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
+from torch.nn.functional import normalize
 
 from .frames import Place
 
@@ -25,20 +26,23 @@ MATRICES = words(
     "matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity tensordot"
 )
 DIFFERENCES, FACTORS = words("sub subtract sub_"), words("mul __mul__ __rmul__ multiply")
-_DISTANCES = words(
-    "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow square addmm_ einsum"
+_MEASURES = FACTORS | words(
+    "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow square addmm_ einsum div"
 )
-PRODUCTS = MATRICES | FACTORS | _DISTANCES | {"cdist", "pairwise_distance"}
-# from a distance to the difference or the inner product that it is computed from
-_STEPS = words("Sum Mean Pow Mul Abs Neg Sqrt Clamp ClampMin Add Sub Rsub Addmm LinalgVectorNorm Norm View Squeeze T")
-_POWERS = {(2, 1): "distances", (2, 2): "squared distances", (1, 1): "L1 distances"}  # of the norm of this order
+PRODUCTS = MATRICES | _MEASURES | {"cdist", "pairwise_distance"}
+# from a distance, or cosines, to the difference or the inner product that they are computed from
+_STEPS = words(
+    "Sum Mean Pow Mul Div Abs Neg Sqrt Clamp ClampMin Add Sub Rsub Addmm LinalgVectorNorm Norm View Squeeze T Transpose"
+)
+# by the order of the norm, and its power; no norm: cosines
+_POWERS = {(2, 1): "distances", (2, 2): "squared distances", (1, 1): "L1 distances", (0, 1): ""}
 
 
 @dataclass
 class Product:
     """A product of two tensors: ``out = function(*args)``, of which autograd's node is kept, not the values."""
 
-    kind: str  # matrix, rows (one number per row) or distance, a matrix of these
+    kind: str  # matrix or rows (one number per row)
     a: Tensor
     b: Tensor
     edge: GradientEdge
@@ -47,32 +51,28 @@ class Product:
     again: Callable[..., Tensor]  # of a and b
     cosine: bool = False
     factor: float = 1.0  # of ``again``: of distances below zero, as similarities are the negative ones
-    distance: str = ""  # which one, in words; of rows, too
-    lengths: Tensor | None = None  # what it was divided by later, to be cosines
+    distance: str | None = None  # in words, "" for cosines, if values say so that later calls have computed
 
     def values(self) -> Tensor:
         """Compute the similarities again, in float64."""
-        product = self.again(self.a.detach().double(), self.b.detach().double())
-        return product if self.lengths is None else product / self.lengths
+        return self.again(self.a.detach().double(), self.b.detach().double())
 
 
 def operands(
     name: str, args: Any, kwargs: Any, out: Tensor, products: Mapping[Node, Product], elementwise: Mapping[Node, Any]
 ) -> Any:
-    """Return ``a, b, kind, again, cosine``, factor and distance of a product; None if it is not one of embeddings.
+    """Return the fields of a call's product but edge, place and frames; None if it is not one of embeddings.
 
-    Args:
-        name, args, kwargs, out: of the call.
-        products, elementwise: of the calls before: products, and operands of elementwise ones and of differences.
+    ``products`` and ``elementwise`` are those of the calls before, and the operands of elementwise ones or differences.
     """
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][:3]
-    if name in _DISTANCES and (found := _distance(name, out, tensors, products, elementwise)) is not None:
+    if name in _MEASURES and (found := _by_values(name, out, tensors, products, elementwise)) is not None:
         return found
     if name in ("sum", "mean"):
         return _sum(name, elementwise, *args, **kwargs)
     if name == "einsum":
         return _einsum(*args) if isinstance(args[0], str) else None
-    if name in FACTORS | _DISTANCES:
+    if name in _MEASURES:
         return None
     if name == "tensordot":
         return _tensordot(*args, **kwargs)
@@ -87,7 +87,7 @@ def operands(
         return None
     if name in ("cdist", "pairwise_distance"):
         order = kwargs.get("p", args[2] if len(args) > 2 else 2)
-        return _as_distance(out, x, y, (order, 1)) if (order, 1) in _POWERS else None
+        return _as_measured(out, x, y, (order, 1)) if (order, 1) in _POWERS else None
     if x.dim() == y.dim() == 1:
         return x, y, "rows", torch.dot, False
     turned = name in ("linear", "inner") or y.dim() == 1
@@ -119,7 +119,7 @@ def name_of(node: Node) -> str:
 
 
 def number_of(node: Node) -> float | None:
-    """Return the number that a node of autograd multiplies a tensor by, or None; autograd may keep it on either side."""
+    """Return the number that a node of autograd multiplies a tensor by, or None."""
     saved = [getattr(node, f"_saved_{side}", None) for side in ("other", "self") if name_of(node) in ("Div", "Mul")]
     numbers = [float(x.detach()) for x in saved if isinstance(x, Tensor) and x.numel() == 1]
     return None if not numbers else 1 / numbers[0] if name_of(node) == "Div" else numbers[0]
@@ -150,57 +150,61 @@ def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
     return x, y, "rows" if x.shape == y.shape else "matrix", functools.partial(torch.cosine_similarity, dim=-1), True
 
 
-def _distance(
+def _by_values(
     name: str, out: Tensor, of: Sequence[Tensor], products: Mapping[Node, Product], elementwise: Mapping[Node, Any]
 ) -> Any:
-    """As :func:`operands`, if ``out`` has the values of a distance of tensors that it is computed from."""
+    """As :func:`operands`, if ``out`` has the values of distances or cosines of tensors that it is computed from."""
     pairs = [(of[1], of[2].mT, False)] if name == "addmm_" else []
     todo = [node for x in (out, *of) if (node := x.grad_fn) is not None]
     for node in todo:
         product, kind = products.get(node), name_of(node)
         above = dict.fromkeys(each for each, _ in node.next_functions if each is not None)
-        if product is not None:
+        if product is not None and not product.cosine:
             factor = number_of(product.a.grad_fn) if product.a.grad_fn is not None else None  # 2 * a @ b.T
             sides = [product.a, *([product.a / factor] if factor else [])]
             pairs += [(side, product.b, not product.distance) for side in sides]
         elif kind == "Sub" and node in elementwise:
             pairs.append((*elementwise[node], False))
-        elif kind in _STEPS and len(todo) < 16 and (kind != "Mul" or len(above) == 1):
+        elif kind in _STEPS and len(todo) < 16 and (len(above) == 1 or number_of(node) is None):  # no learned number
             todo += above
     for a, b, is_inner in pairs:
         for which, factor in itertools.product(_POWERS, (1.0, -1.0, 1 / a.shape[-1])):
             with contextlib.suppress(RuntimeError, TypeError, IndexError):  # other shapes, layouts and numbers
-                if _are_distances(out, a.detach(), b.detach(), which, factor, is_inner):
-                    return _as_distance(out, a, b, which, factor)
+                if _are_equal(out, a.detach(), b.detach(), which, factor, is_inner):
+                    return _as_measured(out, a, b, which, factor)
     return None
 
 
-def _are_distances(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float, is_inner: bool) -> bool:
-    """Whether values are those of :func:`_between`, and not cosines, as in ``2 - 2 * cos``; the first one is first."""
+def _are_equal(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float, is_inner: bool) -> bool:
+    """Whether values are those of :func:`_between`, the first one first, and not an inner product's, ``2 - 2 cos``."""
     first = _between(a[(0,) * (a.dim() - 1)].double(), b[(0,) * (b.dim() - 1)].double(), (), which, factor)
-    tolerance = (1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2) * float(out.detach().abs().max())
+    rounding = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2
+    tolerance = rounding * float(out.detach().abs().max())
     if not abs(float(first) - float(out[(0,) * out.dim()].detach())) <= tolerance:
         return False
-    lengths = [x.norm(dim=-1) for x in (a, b)]
-    if is_inner and which == (2, 2) and all(bool(x.max() - x.min() <= 1e-3 * x.max()) for x in lengths):
+    lengths = [x.norm(dim=-1) for x in (a, b)] if is_inner and which in ((2, 2), (0, 1)) else []
+    if lengths and all(bool(x.max() - x.min() <= rounding * x.max()) for x in lengths):
         return False
     every = _between(a.double(), b.double(), out.shape, which, factor)
     return bool((every - out.detach()).abs().max() <= tolerance)
 
 
 def _between(a: Tensor, b: Tensor, shape: Sequence[int], which: tuple[int, int], factor: float) -> Tensor:
-    """Compute distances of rows of tensors that are broadcast, or of all pairs of rows as ``cdist``, times a factor."""
-    is_broadcast = len(shape) < max(a.dim(), b.dim()) or shape[-1] == 1
-    every = torch.linalg.vector_norm(a - b, which[0], -1) if is_broadcast else torch.cdist(a, b, which[0])
-    return (factor * every ** which[1]).view(shape)
+    """Compare rows of tensors that are broadcast, or all pairs of rows as ``cdist`` does; times a factor."""
+    are_pairs, (order, power) = len(shape) >= max(a.dim(), b.dim()) and shape[-1] > 1, which
+    if not order:
+        a, b = normalize(a, dim=-1), normalize(b, dim=-1)
+        return (factor * (a @ b.mT if are_pairs else (a * b).sum(-1))).view(shape)
+    every = torch.cdist(a, b, order) if are_pairs else torch.linalg.vector_norm(a - b, order, -1)
+    return (factor * every**power).view(shape)
 
 
-def _as_distance(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float = 1.0) -> Any:
-    """As :func:`operands`, for distances that a call has computed."""
+def _as_measured(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float = 1.0) -> Any:
+    """As :func:`operands`, of what a call has computed: similarities are cosines, or the negative distances."""
     a, b = (b, a) if b.dim() > 2 and b.shape[-2] == 1 else (a, b)
     rows = a.shape == b.shape and out.numel() * a.shape[-1] == a.numel() and 0 not in (*a.stride(), *b.stride())
     again = functools.partial(_between, shape=out.shape, which=which, factor=factor)
-    return a, b, "rows" if rows else "distance", again, False, -factor, _POWERS[which]
+    return a, b, "rows" if rows else "matrix", again, not which[0], -factor if which[0] else factor, _POWERS[which]
 
 
 def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:

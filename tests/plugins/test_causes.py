@@ -62,7 +62,7 @@ def loss(a, b):
 """,
         "infonce:denominator=negatives",
         2,
-        "--way both --own infonce:t=0.5,denominator=negatives --scale 2 --objective hcl:t=1",
+        "--as pairing=symmetric --own infonce:t=0.5,denominator=negatives --objective hcl:t=1,denominator=negatives",
     ),
     "a learned scale in the model of a trainer": (
         """
