@@ -149,12 +149,10 @@ class Scales:
                 why = "no product of embeddings leads to the logits"
             else:
                 kind = finding.get("distance")
-                why = f"they are negative {kind}" if kind else "embeddings are not normalized"
-                why = "; ".join(finding["doubts"]) or f"{why}, so similarities have any size"
+                what = f"they are negative {kind}" if kind else "embeddings are not normalized"
+                why = "; ".join(finding["doubts"]) or f"{what}, so similarities have any size"
                 if cosines and not finding["normalized"]:
-                    but = f"those at {where} are negative {kind}"
-                    but = but if kind else f"embeddings at {where} are not normalized"
-                    warnings.warn(f"{self.seam.spec} assumes similarities between -1 and 1, but {but}", stacklevel=1)
+                    warnings.warn(f"{self.seam.spec} assumes cosines, but at {where} {what}", stacklevel=1)
             if self.seam.spec != OWN_LOSS or self.option is not None:
                 self.seam.notes[where] = f"its scale, {value:.6g}, was not tested: {why}"
             return

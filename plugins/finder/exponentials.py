@@ -266,8 +266,12 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product
-    apart = single.single and not matrix.single and product.distance is other.distance is None
-    if not apart or product.values().dim() != 2:
+    if (
+        {product.distance, other.distance} != {None}
+        or matrix.single
+        or not single.single
+        or product.values().dim() != 2
+    ):
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short
     return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}

@@ -62,9 +62,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
 
     Logits that are made of several similarities each are ``scores``, which have no scale but one.
     """
-    raw: list[float] = []
-    total: list[float] = []
-    kinds: set[str] = set()
+    raw, total, kinds = list[float](), list[float](), set[str]()
     norms: list[float | None] = []
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
@@ -153,11 +151,10 @@ def _norm(watch: Watch, x: Tensor) -> float | None:
     if not norms.numel():
         return None
     mean, tolerance = float(norms.mean()), max(tolerance_of(x), 1e-4)
-    if float(norms.max() - norms.min()) > tolerance * mean:
-        return None
+    even = float(norms.max() - norms.min()) <= tolerance * mean
     # of unit length when what they were multiplied by is taken out
     unit = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance
-    return mean if unit or watch.walk(x).scalars else None
+    return mean if even and (unit or watch.walk(x).scalars) else None
 
 
 def _factor(x: Tensor) -> float:

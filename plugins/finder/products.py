@@ -22,18 +22,14 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-MATRICES = words(
-    "matmul __matmul__ __rmatmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity tensordot"
-)
+MATRICES = words("matmul __matmul__ mm mv bmm linear einsum inner addmm baddbmm cosine_similarity tensordot")
 DIFFERENCES, FACTORS = words("sub subtract sub_"), words("mul __mul__ __rmul__ multiply")
 _MEASURES = FACTORS | words(
     "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow square addmm_ einsum div"
 )
 PRODUCTS = MATRICES | _MEASURES | {"cdist", "pairwise_distance"}
 # from a distance, or cosines, to the difference or the inner product that they are computed from
-_STEPS = words(
-    "Sum Mean Pow Mul Div Abs Neg Sqrt Clamp ClampMin Add Sub Rsub Addmm LinalgVectorNorm Norm View Squeeze T Transpose"
-)
+_STEPS = words("Sum Mean Pow Mul Div Abs Neg Sqrt Clamp ClampMin Add Sub Rsub Addmm LinalgVectorNorm Norm View T")
 # by the order of the norm, and its power; no norm: cosines
 _POWERS = {(2, 1): "distances", (2, 2): "squared distances", (1, 1): "L1 distances", (0, 1): ""}
 
@@ -58,18 +54,13 @@ class Product:
         return self.again(self.a.detach().double(), self.b.detach().double())
 
 
-def operands(
-    name: str, args: Any, kwargs: Any, out: Tensor, products: Mapping[Node, Product], elementwise: Mapping[Node, Any]
-) -> Any:
-    """Return the fields of a call's product but edge, place and frames; None if it is not one of embeddings.
-
-    ``products`` and ``elementwise`` are those of the calls before, and the operands of elementwise ones or differences.
-    """
+def operands(name: str, args: Any, kwargs: Any, out: Tensor, *before: Mapping[Node, Any]) -> Any:
+    """Return a product but edge, place and frames, or None; ``before`` are earlier ones, and elementwise operands."""
     tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)][:3]
-    if name in _MEASURES and (found := _by_values(name, out, tensors, products, elementwise)) is not None:
+    if name in _MEASURES and (found := _by_values(name, out, tensors, *before)) is not None:
         return found
     if name in ("sum", "mean"):
-        return _sum(name, elementwise, *args, **kwargs)
+        return _sum(name, before[1], *args, **kwargs)
     if name == "einsum":
         return _einsum(*args) if isinstance(args[0], str) else None
     if name in _MEASURES:
@@ -79,8 +70,6 @@ def operands(
     x, y = tensors[-2:] if name in ("addmm", "baddbmm") else [*tensors, None, None][:2]
     if x is None or y is None:
         return None
-    if name == "__rmatmul__":
-        x, y = y, x
     if name == "cosine_similarity":
         return _cosine(x, y, kwargs.get("dim", args[2] if len(args) > 2 else 1))
     if min(x.dim(), y.dim()) < 1 or x.shape[-1] == 1:  # of lengths, not of embeddings
@@ -150,9 +139,7 @@ def _cosine(x: Tensor, y: Tensor, dim: int) -> Any:
     return x, y, "rows" if x.shape == y.shape else "matrix", functools.partial(torch.cosine_similarity, dim=-1), True
 
 
-def _by_values(
-    name: str, out: Tensor, of: Sequence[Tensor], products: Mapping[Node, Product], elementwise: Mapping[Node, Any]
-) -> Any:
+def _by_values(name: str, out: Tensor, of: Sequence[Tensor], products: Any, elementwise: Any) -> Any:
     """As :func:`operands`, if ``out`` has the values of distances or cosines of tensors that it is computed from."""
     pairs = [(of[1], of[2].mT, False)] if name == "addmm_" else []
     todo = [node for x in (out, *of) if (node := x.grad_fn) is not None]
@@ -167,26 +154,20 @@ def _by_values(
             pairs.append((*elementwise[node], False))
         elif kind in _STEPS and len(todo) < 16 and (len(above) == 1 or number_of(node) is None):  # no learned number
             todo += above
+    rounding = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2
+    tolerance = rounding * float(out.detach().abs().max()) if pairs and out.numel() else 0.0
     for a, b, is_inner in pairs:
         for which, factor in itertools.product(_POWERS, (1.0, -1.0, 1 / a.shape[-1])):
             with contextlib.suppress(RuntimeError, TypeError, IndexError):  # other shapes, layouts and numbers
-                if _are_equal(out, a.detach(), b.detach(), which, factor, is_inner):
-                    return _as_measured(out, a, b, which, factor)
+                x, y = (z[(0,) * (z.dim() - 1)].detach().double() for z in (a, b))
+                first = _between(x, y, (), which, factor)
+                if abs(float(first) - float(out[(0,) * out.dim()].detach())) <= tolerance:
+                    every = _between(a.detach().double(), b.detach().double(), out.shape, which, factor)
+                    sizes = [x.detach().norm(dim=-1) for x in (a, b) if is_inner and which in ((2, 2), (0, 1))]
+                    even = [bool(x.max() - x.min() <= rounding * x.max()) for x in sizes]  # as in 2 - 2 cos
+                    if bool((every - out.detach()).abs().max() <= tolerance) and (not even or not all(even)):
+                        return _as_measured(out, a, b, which, factor)
     return None
-
-
-def _are_equal(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float, is_inner: bool) -> bool:
-    """Whether values are those of :func:`_between`, the first one first, and not an inner product's, ``2 - 2 cos``."""
-    first = _between(a[(0,) * (a.dim() - 1)].double(), b[(0,) * (b.dim() - 1)].double(), (), which, factor)
-    rounding = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2
-    tolerance = rounding * float(out.detach().abs().max())
-    if not abs(float(first) - float(out[(0,) * out.dim()].detach())) <= tolerance:
-        return False
-    lengths = [x.norm(dim=-1) for x in (a, b)] if is_inner and which in ((2, 2), (0, 1)) else []
-    if lengths and all(bool(x.max() - x.min() <= rounding * x.max()) for x in lengths):
-        return False
-    every = _between(a.double(), b.double(), out.shape, which, factor)
-    return bool((every - out.detach()).abs().max() <= tolerance)
 
 
 def _between(a: Tensor, b: Tensor, shape: Sequence[int], which: tuple[int, int], factor: float) -> Tensor:

@@ -267,11 +267,10 @@ def _by_hand(loss: Finding) -> str:
         return f"with these logits as they are: counterpoint inject logits --site {loss['site']} --scale {scale}"
     if loss["doubts"]:
         return "if cross entropy is what you mean, write it as F.cross_entropy of the logits, and call auto again"
-    if loss.get("distance"):
-        return "write it as F.cross_entropy of logits, then --site replaces it"
-    if not loss["learned"] and not _changes(loss):
-        return "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"
+    if not loss["learned"] and not _changes(loss):
+        into = "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
+        return how if loss.get("distance") else into
     if loss.get("site_has_labels") or (loss.get("columns") and loss["kind"] != "logsumexp"):
         how = f"`counterpoint inject logits --site {loss['site']} --scale NAME`, with the name that it has there"
     return f"its scale {'is learned' if loss['learned'] else 'changes'}: {how}"

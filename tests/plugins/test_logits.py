@@ -320,16 +320,16 @@ def test_a_scale_that_cannot_be_measured(launch):
 
 def test_embeddings_that_are_not_normalized(launch):
     script = SCRIPT.replace("F.normalize(encoder(torch.randn(5, 6)), dim=1)", "0.1 * encoder(torch.randn(5, 6))")
-    with pytest.warns(UserWarning, match="assumes similarities between -1 and 1, but embeddings at toy.py:14 are not"):
+    with pytest.warns(UserWarning, match="assumes cosines, but at toy.py:14 embeddings are not"):
         found = launch("--site", "toy.py:14", "--objective", "hcl:t=0.1", script=script)
     assert found.code == 0
     assert "was not tested: embeddings are not normalized, so similarities have any size" in found.err
     assert launch("--site", "toy.py:14", "--objective", "infonce:t=0.1", script=script).code == 0
 
 
-def test_distances_are_not_between_minus_one_and_one(launch):
+def test_distances_are_not_cosines(launch):
     script = SCRIPT.replace("a @ b.T / 0.1", "-(a[:, None] - b[None]).norm(dim=-1) / 0.1")
-    with pytest.warns(UserWarning, match="between -1 and 1, but those at toy.py:14 are negative distances"):
+    with pytest.warns(UserWarning, match="assumes cosines, but at toy.py:14 they are negative distances"):
         found = launch(*SITE, "--objective", "hcl:t=0.1", script=script)
     assert found.code == 0
     assert "toy.py:14: its scale, 10, was not tested: they are negative distances" in found.err
