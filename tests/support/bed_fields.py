@@ -257,7 +257,7 @@ train(lambda a, b: losses.multihead_contrastive_loss([a, b, third(a)], near, tau
 losses, instances = load("model/loss/loss.py", "lift_loss"), torch.arange(24) % 4
 train(lambda a, b: losses.contrastive_loss(torch.cat([a, b]), instances, temperature=100.0))
 """,
-        [("loss.py", UNKNOWN, 0, "")],
+        [("loss.py", "nca", 1, "")],
     ),
     "r3m": Member(
         "r3m",
