@@ -158,7 +158,7 @@ class Race(Comparison):
         arms = min(self.most, len(own) + 2 * len(self.families))
         most = int((self.arguments.settings.budget - arms / SHARE) // self.tune_seeds)  # to the end
         ended = self._climb([max(own, key=lambda arm: arm.short)], max(1, most // 2))
-        tuned = max(ended, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
+        tuned = best_at_end(ended)
         for factor in (tuned.factor, tuned.factor / 2):  # below the best one too, since large ones hide faults
             self._begin((family, factor) for family in self.families)
         self._check_moved(self.arms)
@@ -179,7 +179,7 @@ class Race(Comparison):
         """Train treatments to the end, then the best one at further temperatures, which may depend on the length."""
         ended = self._finish(arms)
         while ended and len(ended) < most:
-            top = max(ended, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
+            top = best_at_end(ended)
             known = {arm.factor for arm in ended if arm.family == top.family}
             sides = {2 * top.factor, top.factor / 2}.intersection(FACTORS) - known
             self._begin((top.family, factor) for factor in sides)
@@ -317,6 +317,11 @@ def proposals(told: Sequence[str]) -> list[str]:
     """Return the treatments to race, by evidence; ``told`` are of the script's data, such as ``ids=batch["doc"]``."""
     rules = [*["duplicates"] * (not any(rule.startswith("duplicates=") for rule in told)), *told[:MOST_PATHS]]
     return [*(f"{HOST}; {rule}" for rule in rules), *OBJECTIVES, f"{HOST}; margin=-0.1"]
+
+
+def best_at_end(arms: Iterable[Arm]) -> Arm:
+    """Return the best one at the whole length; one that gave no number is the worst."""
+    return max(arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
 
 
 def ranked(arms: Iterable[Arm]) -> list[Arm]:

@@ -181,7 +181,7 @@ def _between(a: Tensor, b: Tensor, shape: Sequence[int], which: tuple[int, int],
 
 
 def _as_measured(out: Tensor, a: Tensor, b: Tensor, which: tuple[int, int], factor: float = 1.0) -> Any:
-    """As :func:`operands`, of what a call has computed: similarities are cosines, or the negative distances."""
+    """As :func:`operands`, by the values of a result: similarities are cosines, or the negative distances."""
     a, b = (b, a) if b.dim() > 2 and b.shape[-2] == 1 else (a, b)
     rows = a.shape == b.shape and out.numel() * a.shape[-1] == a.numel() and 0 not in (*a.stride(), *b.stride())
     again = functools.partial(_between, shape=out.shape, which=which, factor=factor)
