@@ -106,6 +106,7 @@ class Race(Comparison):
         winner = rival if better else winner
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better, lower)
+        said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
         if self.skipped:
             others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
             small = f"--budget {self.arguments.settings.budget} is too small"

@@ -29,6 +29,7 @@ SENTENCE = re.compile(
     rf"nothing is shown to beat your loss( at t=[\d.]+)?; the best was .+: {INTERVAL} over your loss.*|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
+    r"( No further temperature of your loss was tried on one side of its best\.)?"
     r"( Not tried, since --budget \d+ is too small: .+\.)?"
 )
 
