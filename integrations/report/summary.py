@@ -304,8 +304,9 @@ def _columns(
     first = {row: next(iter(own.values())) for row, own in runs.items()}
     comparable = metric != LOSS or lower
     if baseline is None and len(values) > 1:
-        own = [row for row, run in first.items() if run.arguments["objective"] == HOST]
-        specs = {row: run.arguments["objective"] for row, run in first.items() if not run.arguments.get("ids")}
+        full = {row: run.arguments for row, run in first.items() if run.arguments.get("length") is None}
+        own = [row for row, given in full.items() if given["objective"] == HOST]
+        specs = {row: given["objective"] for row, given in full.items() if not given.get("ids")}
         likely = own or [row for row, spec in specs.items() if re.fullmatch(r"infonce(:[^+;]*)?", str(spec))]
         baseline = likely[0] if len(likely) == 1 else None
     if baseline not in values or not comparable:
