@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     scores += "each model, as in NAME=npy:FILE (none)"
     add("--items", nargs="+", type=items.parse, default=[], metavar="ITEMS", help=scores)
     add("--lower", action="store_true", help="smaller numbers are better")
-    out = "write report.html, with plots, .md and .json to this folder (none)"
+    out = "write report.html, .md, .json, the tables of a paper, .tex, and their pictures, .pdf, to this folder (none)"
     add("--out", type=flags.folder, metavar="FOLDER", help=out)
     add("--format", choices=FORMATS, default="terminal", help="what to print (%(default)s)")
     add("--json", dest="format", action="store_const", const="json", help="print JSON")
@@ -65,10 +65,14 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.runs:
         return _of_files(arguments)
     from .. import report, store
+    from ..compare.cells import read_notes
 
     runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
+    for kept in read_notes(runs):
+        summary.notes[:0] = [note for note in kept["notes"] if note not in summary.notes]
+        summary.remarks.update(kept["remarks"])
     for source in arguments.items:
         summary.items.extend(report.over_items(summary, source, arguments.margin))
     print(report.RENDER[arguments.format](summary))

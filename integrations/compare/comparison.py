@@ -163,7 +163,9 @@ class Comparison:
         idle = {run.name: did_nothing(run.name, run.details) for run in done if run.name not in moved}
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
-        summary.notes[:0] = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]
+        own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]
+        cells.write_notes(done, own_notes, summary.remarks)
+        summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
         return 1 if failed or errors or not summary.columns else 0

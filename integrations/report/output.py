@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -31,6 +32,7 @@ from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, term
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ENDINGS = {"markdown": "md", "json": "json", "html": "html", "latex": "tex"}
 WIDE = 3.6  # inches: the width of a phone
 GREY = re.compile(r"(fill|stroke): #([0-9a-f]{2})\2\2(?![0-9a-f])")
 
@@ -133,10 +135,8 @@ def show(runs: Sequence[Run], as_json: bool) -> None:
         print(terminal(summarise(runs, metrics=metrics)))
 
 
-def write(
-    report: Report, folder: str | Path, formats: Sequence[str] = ("markdown", "json", "html"), **words: str
-) -> Iterator[Path]:
-    """Write the report in these formats; yield each file when it is complete.
+def write(report: Report, folder: str | Path, formats: Sequence[str] = tuple(ENDINGS), **words: str) -> Iterator[Path]:
+    """Write the report in these formats, LaTeX with a picture of each table; yield each file when it is complete.
 
     ``words`` are those of :func:`html`.
     """
@@ -144,7 +144,13 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     render: dict[str, Callable[[Report], str]] = {**RENDER, "html": partial(html, **words)}
     for name in formats:
-        path = folder / f"report.{'md' if name == 'markdown' else name}"
+        path = folder / f"report.{ENDINGS[name]}"
         with atomic(path) as file:
             file.write(render[name](report).encode() + b"\n")
         yield path
+    with suppress(ImportError):  # the page says that matplotlib is missing
+        for number, column in enumerate(report.columns if "latex" in formats else (), 1):
+            drawing = figure(WIDE, 0.9 + 0.32 * len(column.compared or column.cells))
+            plots.draw_opening(drawing.add_subplot(), column, plots.styles(column.cells, column.checks))
+            plots.save(drawing, path := folder / f"figure-{number}.pdf")
+            yield path

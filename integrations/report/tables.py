@@ -176,8 +176,9 @@ def in_markdown(text: str) -> str:
 def latex(report: Report) -> str:
     """Return a table per column for booktabs, bold where a test finds the row better than the baseline."""
     lines = ["% needs booktabs; bold: found to be better than the baseline, which a larger mean alone is not"]
+    lines += [f"% {line}" for note in (*opening(report), *report.notes) for line in wrap(visible(note), WIDTH)]
     for column in report.columns:
-        head = ["", column.metric, f"minus {column.baseline}" if column.baseline else ""]
+        head = ["", column.metric, f"minus {column.baseline} [95%, corrected]" if column.baseline else ""]
         lines += [f"% {visible(_heading(column))}", r"\begin{tabular}{lrr}", r"\toprule", _latex_row(head), r"\midrule"]
         for row, cell in column.cells.items():
             verdict = cell.difference

@@ -21,6 +21,7 @@ from counterpoint.diagnose.plots import figure
 from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
+from counterpoint.integrations.compare.cells import write_notes
 from counterpoint.integrations.command.report import FORMATS
 from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
@@ -398,8 +399,9 @@ def test_the_command(study, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert f"PROTEINS: against {OTHER}" in out
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"report.html", "report.md", "report.json"}
-    assert err.count("wrote ") == 3
+    assert names == {*(f"report.{end}" for end in ("html", "md", "json", "tex")), "figure-1.pdf", "figure-2.pdf"}
+    assert (tmp_path / "out" / "figure-1.pdf").read_bytes().startswith(b"%PDF")
+    assert err.count("wrote ") == 6
     for form in report.RENDER:
         assert main(["report", str(study / "graph" / "MUTAG"), "--format", form]) == 0
         out = capsys.readouterr().out
@@ -488,6 +490,22 @@ def test_a_difference_is_never_printed_as_zero(tmp_path):
     text = report.terminal(report.summarise(make(tmp_path, rows), margin=0))
     assert "(by 0.0003)" in text
     assert "+0.0003 [+0.0003, +0.0003]" in text
+
+
+def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
+    """They are kept beside the runs, since a table without them hides how its rows were tuned."""
+    runs = make(tmp_path, {("train.py", BASE): noisy(70, 4), ("train.py", OTHER): noisy(72, 4)}, domain="compare")
+    write_notes(runs, ["tuned by dev: 100 % of <rows>"], {OTHER: "at the edge"})
+    printed = {}
+    for form in report.RENDER:
+        assert main(["report", str(tmp_path), "--format", form]) == 0
+        printed[form] = capsys.readouterr().out
+        assert "tuned by dev: 100 % of" in printed[form]
+        assert "at the edge" in printed[form]
+    assert "% tuned by dev: 100 % of <rows>" in printed["latex"].splitlines()
+    assert r"minus infonce:t=0.2 [95\%, corrected]" in printed["latex"]
+    assert main(["report", str(runs[0].path), str(runs[1].path)]) == 0
+    assert "tuned by dev" not in capsys.readouterr().out  # of other runs, too
 
 
 def test_latex_is_bold_by_verdict(tmp_path):
