@@ -84,8 +84,8 @@ def measure(world: str, out: Path) -> dict[str, Any]:
     own = [arm["text"] for arm in found["arms"] if arm["family"] == "host"]
     tried = {text: fmean(scores(text, TUNING_SEEDS, folder, script)["validation"]) for text in own}
     tuned = max(tried, key=tried.__getitem__)
-    rows = {text: scores(text, SEEDS, folder, script)["test"] for text in dict.fromkeys([tuned, found["winner"]])}
-    return {"world": world, **found, "tried": tried, "own": tuned, "test": rows}
+    rows = {text: scores(text, SEEDS, folder, script)["test"] for text in dict.fromkeys([tuned, found["other"]])}
+    return {"world": world, **found, "winner": found["other"], "tried": tried, "own": tuned, "test": rows}
 
 
 def gain(row: Mapping[str, Any]) -> tuple[float, float, float]:

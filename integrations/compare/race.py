@@ -1,9 +1,9 @@
 """``counterpoint race``: the best setting for the script in front of you, at equal compute.
 
 Every treatment trains for a quarter of the script's length, with one seed; the best ones, and the script's own loss,
-train to the end with several seeds, at temperatures that are tuned there. The winner, or the best other treatment where
-that is the script's own loss, is then compared on fresh seeds with this loss at its best temperature, and with it
-trained longer.
+train to the end with several seeds, at temperatures that are tuned there. The best other treatment is then compared on
+fresh seeds with this loss at its best temperature, and that with itself trained longer or, where nothing is better, at
+the temperature that the script has.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -71,11 +72,10 @@ class Race(Comparison):
         tuned = next((arm for arm in ranking if arm.own), self.arms[0])
         if math.isnan(tuned.full):
             raise ValueError("your loss gave no number at the whole length; the output of its runs has the reason.")
-        winner, rival, others = ranking[0], tuned, [arm for arm in ranking if not arm.own]
+        rival, others = tuned, [arm for arm in ranking if not arm.own]
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
-        own = [*dict.fromkeys([tuned.text, *[HOST] * (winner is tuned)])]
-        self.left = (len(own) + bool(others) + LONGER * (len(own) < 2 and bool(self.flag))) * len(seeds)
-        runs = self._confirm(own, seeds)
+        self.left = (1 + bool(others) + max(tuned.text != HOST, LONGER * bool(self.flag))) * len(seeds)
+        runs = self._confirm([tuned.text], seeds)
         for arm in others if not self._lost(runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
             more = self._confirm([arm.text], seeds)
@@ -83,29 +83,32 @@ class Race(Comparison):
                 rival, runs = arm, [*runs, *more]
                 break
             print_line(f"{arm.text} has failed at the whole length")
-            winner = tuned
         label = f"{tuned.text}, {LONGER:g} x steps"
-        if self.flag and len(own) < 2 and not self._lost(runs):  # more would cost more than a winner's confirmation
-            longer = self._confirm([tuned.text], seeds, length=self._steps(LONGER), label=label)
-            runs += longer if not self._lost(longer) else []
+        lower, margin = self.settings.lower, self.settings.margin
+        compare = partial(report.summarise, baseline=tuned.text, lower=lower, margin=margin)
+        metrics, lost = [self.confirmed_by.name], self._lost(runs)
+        last: dict[str, Any] = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
+        if tuned.text != HOST and (lost or not _is_better(compare(runs, metrics=metrics), rival.text)):
+            last = {}  # shows what tuning has gained; both would cost more than a winner's confirmation
+        if (self.flag or not last) and not lost:
+            self.left = (LONGER if last else 1) * len(seeds)
+            more = self._confirm([tuned.text if last else HOST], seeds, **last)
+            runs += more if not self._lost(more) else []
         even = [run for run in runs if run.done and run.arguments.get("length") is None]
         errors = self._lost(runs) + [error for _, error in uneven(even) if not self.settings.any_length]
         errors = errors or ["all other treatments have failed at the whole length"] * (bool(others) and rival is tuned)
         if errors:
             print(*(f"counterpoint race: {error}" for error in errors), sep="\n", file=sys.stderr)
             return 1
-        base, lower, margin = tuned.text, self.settings.lower, self.settings.margin
-        summary = report.summarise(runs, baseline=base, metrics=[self.confirmed_by.name], lower=lower, margin=margin)
-        compared = {row: cell.difference for row, cell in summary.columns[0].cells.items()}
+        summary = compare(runs, metrics=metrics)
         ended = [arm.text for arm in self.arms if not arm.dropped]
         counted = not self.flag and HOST not in ended  # the training that says how many numbers there are
         search = len(self.arms) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(ended) + counted
         cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
-        gain = compared[rival.text]
-        better = gain is not None and gain.different and (gain.difference < 0) == lower
-        winner = rival if better else winner
+        better = _is_better(summary, rival.text)
+        winner = rival if better else tuned
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
-        said = sentence(winner.text, rival.text, tuned.text, compared, label, times, better, lower)
+        said = sentence(rival.text, tuned.text, summary.columns[0].compared, label, times, better, lower)
         said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
         if self.skipped:
             others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
@@ -122,8 +125,8 @@ class Race(Comparison):
         print(f"page: {page}", *shown, sep="\n", file=sys.stderr)
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
-            found: dict[str, Any] = {"sentence": said, "winner": winner.text, "tuned": tuned.text, "command": train}
-            found |= {"arms": arms, "cost": cost}
+            found: dict[str, Any] = {"sentence": said, "winner": winner.text, "other": rival.text, "tuned": tuned.text}
+            found |= {"command": train, "arms": arms, "cost": cost}
             print(json.dumps(finite(found)))
         else:
             print(report.RENDER["terminal"](summary), said, sep="\n")
@@ -133,7 +136,7 @@ class Race(Comparison):
         """Train treatments to the end with fresh seeds, of which two show whether they fail, or depend on the seed."""
         runs: list[Run] = []
         for some in (seeds[:EQUAL], seeds[EQUAL:]):
-            cells = [self.cell(text, seed, steps_flag=self.flag, **more) for seed, text in product(some, rows)]
+            cells = [self.cell(text, seed, **more) for seed, text in product(some, rows)]
             part = {"before": len(runs), "total": len(rows) * len(seeds), "share": LONGER if "length" in more else 1}
             runs += self._run_cells(cells, [self.confirmed_by], **part)
             if self._lost(runs):
@@ -309,7 +312,7 @@ class Race(Comparison):
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
             short, full = (f"{self.sign * x:.4g}" if math.isfinite(x) else "no number" for x in (arm.short, arm.full))
-            end = "dropped" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
+            end = "dropped by this one seed" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
             told = f"{self.chosen_by.name} {short} at a quarter, {end}".replace(f"{self.chosen_by.name} no", "no")
             yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"
 
@@ -332,29 +335,26 @@ def ranked(arms: Iterable[Arm]) -> list[Arm]:
 
 
 def sentence(
-    winner: str,
-    rival: str,
-    tuned: str,
-    compared: Mapping[str, Verdict | None],
-    longer: str,
-    cost: float,
-    better: bool,
-    lower: bool = False,
+    rival: str, tuned: str, compared: Mapping[str, Verdict], longer: str, cost: float, better: bool, lower: bool = False
 ) -> str:
-    """Return the result of the race in a sentence, with fresh seeds' verdict on ``rival``: the winner, or the next."""
+    """Return the result of the race in a sentence, with fresh seeds' verdict on ``rival``, the best other treatment."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
     more, gain, tuning = (compared.get(row) for row in (longer, rival, HOST))
     times = f"the search cost {cost:.2g} times tuning the temperature alone" if cost else NOT_TUNED
     times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
-    if winner == tuned:
-        gained = "" if tuning is None else f": tuning gained {_interval(tuning, 1 if lower else -1)}"
-        other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
-        beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
-        said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"
-        return f"{said} {own}{gained}{other}; {times}."
-    assert gain is not None
-    said = f"{rival}: {_interval(gain)} {'(lower is better) against' if lower else 'over'} {own}; {times}."
-    return said if better else f"nothing is shown to beat {own}; the best was {said}"
+    if gain is not None and better:
+        return f"{rival}: {_interval(gain)} {'(lower is better) against' if lower else 'over'} {own}; {times}."
+    gained = "" if tuning is None else f": tuning gained {_interval(tuning, 1 if lower else -1)}"
+    other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
+    beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
+    said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"
+    return f"{said} {own}{gained}{other}; {times}."
+
+
+def _is_better(summary: report.Report, row: str) -> bool:
+    """Return whether the test shows a row to be better than the baseline."""
+    found = summary.columns[0].compared.get(row)
+    return found is not None and found.different and (found.difference < 0) == summary.columns[0].lower
 
 
 def _interval(verdict: Verdict, sign: int = 1) -> str:

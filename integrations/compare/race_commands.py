@@ -46,7 +46,7 @@ class RaceSettings(Settings):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``counterpoint race``."""
-    objectives = "the treatments to race (proposed from what the script computes)"
+    objectives = "the treatments to race, and no others (proposed from what the script computes)"
     commands.add_arguments(parser, DESCRIPTION, RaceSettings, objectives)
     parser.set_defaults(check=_check)
 

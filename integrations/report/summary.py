@@ -38,7 +38,7 @@ OBJECTIVE = (
 IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 # in these, rows at equal time, which have a ``length``, may differ too
-LENGTH = ("epochs", "steps", "updates", "every")
+LENGTH = ("epochs", "steps", "steps_flag", "updates", "every")
 MOST = 4  # names in a sentence
 
 

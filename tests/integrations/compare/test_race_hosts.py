@@ -26,7 +26,6 @@ INTERVAL = r"[+-][\d.e+-]+ \[-?[\d.e+-]+, -?[\d.e+-]+\]"
 SENTENCE = re.compile(
     rf"(nothing (beats|is shown to beat) your loss( at t=[\d.]+)?(: tuning gained {INTERVAL})?"
     rf"(; the best other, .+, is {INTERVAL} from it)?|"
-    rf"nothing is shown to beat your loss( at t=[\d.]+)?; the best was .+: {INTERVAL} over your loss.*|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
     r"( No further temperature of your loss was tried on one side of its best\.)?"
