@@ -82,8 +82,10 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
         value, step = scope[first[1]], first
         try:
             for step in steps:
-                name, number, key = step.groups()
-                value = getattr(value, name) if name else value[int(number) if number else key]
+                name, at = step[1], int(step[2]) if step[2] else step[3]
+                if not name and isinstance(value, Mapping) and at not in value:  # a defaultdict would make it
+                    raise KeyError(at)
+                value = getattr(value, name) if name else value[at]
             return value
         except Exception as failure:
             why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else failure

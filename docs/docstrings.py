@@ -66,12 +66,12 @@ def _table(block: str) -> str:
 
 
 def _of_attribute(obj: griffe.Object) -> str | None:
-    """The docstring of a function that a class takes from a module, or the comment behind a field."""
+    """The docstring of a function that a class takes from a module, the help of a setting, or the comment behind it."""
     module, _, name = obj.module.imports.get(obj.name, "").rpartition(".")
     if module and isinstance(obj, griffe.Attribute) and str(obj.value) == obj.name:
         return inspect.getdoc(getattr(import_module(module), name))
-    comment = re.search(r"  # (.+)", obj.source) if obj.is_attribute else None
-    return comment[1] if comment else None
+    told = re.search(r'= setting\((?:"[^"]*"|[^"]*), "(.+?)"|  # (.+)', obj.source, re.S) if obj.is_attribute else None
+    return told and (told[1] or told[2].partition("\n")[0])
 
 
 class Markdown(griffe.Extension):

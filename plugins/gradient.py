@@ -123,6 +123,7 @@ class Replaced(ABC):
             with torch.no_grad():
                 line = self.report(loss_fn, tensors)  # in every process, since some gather
             if is_first_process():
+                line |= {"verify": True} if seam.calls <= seam.verify else {}  # of the host's own loss
                 with seam.report.open("a") as file:
                     file.write(json.dumps({"step": seam.start + seam.calls, **line}) + "\n")
         pairs = () if own else zip(ours(loss_fn), (*tensors, *self.learned), strict=True)

@@ -83,7 +83,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--verify", type=int, default=0, metavar="N", help=verify)
     counts = "write the host's own loss, how often it was called, and the time between, to FILE as JSON (nowhere)"
     add("--counts", type=Path, metavar="FILE", help=counts)
-    add("--report", type=Path, metavar="FILE", help="append diagnostics of every step to FILE as JSON lines (none)")
+    diagnostics = "append diagnostics of every step to FILE as JSON lines; those of --verify are marked (none)"
+    add("--report", type=Path, metavar="FILE", help=diagnostics)
     start = "begin schedules at call N, for a host that resumes its training (%(default)s)"
     add("--start", type=int, default=0, metavar="N", help=start)
     shims = "the changes to today's packages that this host needs, for a fork or another script; cpu: .cuda() does "

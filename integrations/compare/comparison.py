@@ -331,7 +331,8 @@ def find_loss(
     own, told = data.get("own") or "infonce:t=host", data.get("told", ())
     told = [x for x in told if x["kind"] == "duplicates" or x["distinct"] < x["length"]]  # other batches repeat texts
     print_line(f"found {', '.join(loss['site'] for loss in data['losses'] if loss.get('command')) or host}: {own}")
-    for one in (one for one in told if one.get("classes")):
+    typed = [path for spec in specs for path in cp.treatment(spec, "infonce").paths.values()]
+    for one in (one for one in told if one.get("classes") and one["path"] not in typed):
         print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")
     offers = [f"{one['kind']}={one['path']}" for one in told if not one.get("classes")]
     return host, [*flags[:at], *flags[at + 2 :]], own, offers

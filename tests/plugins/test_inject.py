@@ -656,5 +656,6 @@ def test_the_report_of_a_verified_step_is_of_the_hosts_loss(launch, tmp_path):
     options = ["--objective", "infonce:t=0.1", "--verify", "2", "--report", "steps.jsonl", *ARGUMENTS, *site(TOY)]
     assert launch("logits", *options).code == 0
     lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
-    same = [{key: value for key, value in line.items() if key != "step"} for line in lines]
+    same = [{key: value for key, value in line.items() if key not in ("step", "verify")} for line in lines]
     assert same[0] == same[1] != same[2]
+    assert [line.get("verify") for line in lines[:3]] == [True, True, None]

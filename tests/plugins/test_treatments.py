@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 
 import pytest
 import torch
 from torch import distributed, multiprocessing
 
 import counterpoint as cp
+from counterpoint.names import at_path
 from counterpoint.plugins import inject
 
 SCRIPT = """
@@ -162,6 +164,16 @@ def test_a_wrong_path_is_an_error_in_the_first_step(train, path, why):
     """Not once the steps that compare the losses are over."""
     code, said = train([*AT_FUNCTION, "--verify", "2"], "", f"infonce:t=0.1; labels={path}", GRAPHS)
     assert (code, why in said) == (2, True), said
+
+
+def test_looking_up_a_path_makes_no_entry():
+    """Of a ``defaultdict``, whose every key would else be one that is there."""
+    names = {"qrels": defaultdict(dict), "doc": torch.arange(4)}
+    with pytest.raises(ValueError, match="Did you mean 'doc'"):
+        at_path("dco", names)
+    with pytest.raises(ValueError, match=r"qrels has no \['a'\]: Known: \."):
+        at_path("qrels['a']", names)
+    assert not names["qrels"]
 
 
 def test_auto_says_which_of_its_offers_are_class_labels(train):
