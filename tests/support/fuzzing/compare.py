@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -133,6 +134,8 @@ def compare(
     lowest = 1e-3 if '"radius": 0' in json.dumps(q, default=str) else min(map(float, temperatures(at_first)), default=1)
     own = any(f'"{name}"' in json.dumps(q, default=str) for name in ("supcon", "soft"))
     cancelling = 1 / lowest if wraps_paper(q) or own or cancels else 0.0
+    powers = map(float, re.findall('"q": ([0-9.]+)', json.dumps(q, default=str)))  # RINCE is a difference of two
+    cancelling = max(cancelling, *(math.exp(min(power / lowest, 60)) / lowest for power in powers), 0.0)
     # terms of a sum see the same rounding of the similarities, but each draw disturbs them apart
     terms = len(q["terms"]) if q["name"] == "sum" else 1
     exact, *draws = [reference_values(roundings) for roundings in (0, 2, 2, 2)]
