@@ -239,6 +239,7 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
     third = ("infonce:t=0.2", 12.0) if hcl > 0 else ("host", None)
     assert {*fresh} == {(best, None), ("infonce:t=0.2", None), third}
     assert len(fresh) == 9
+    assert not [one for one in asked if "steps_flag" in one and "length" not in one]  # compare has the same runs
     whole = [one["seed"] for one in asked if one.get("length") is None and one.get("purpose")]
     assert {*whole} == {*range(1000, 1000 + tune_seeds)}
 
