@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,5 +83,6 @@ def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     names = {run.folder.name for run in runs}
     for place in {run.folder.store: None for run in runs if run.arguments["domain"] == DOMAIN}:
         for name in (files := connect(place)).list(f"{DOMAIN}/notes"):
-            if names.issuperset((kept := json.loads(files.read(name)))["runs"]):
-                yield kept
+            with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
+                if names.issuperset((kept := json.loads(files.read(name)))["runs"]):
+                    yield kept

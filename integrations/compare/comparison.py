@@ -308,7 +308,7 @@ def find_loss(
     name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
     try:
         data = json.loads(connect(plain(root)).read(name))  # other machines find the same
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # the latter if a process died when it wrote the file
         data = _watch(script, seam)
     commands = data["commands"]
     known = [command for command in commands if command[2] in data["hosts"]]

@@ -506,6 +506,8 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert r"minus infonce:t=0.2 [95\%, corrected]" in printed["latex"]
     assert main(["report", str(runs[0].path), str(runs[1].path)]) == 0
     assert "tuned by dev" not in capsys.readouterr().out  # of other runs, too
+    next((tmp_path / "compare" / "notes").iterdir()).write_text('{"runs": [')
+    assert main(["report", str(tmp_path)]) == 0
 
 
 def test_latex_is_bold_by_verdict(tmp_path):
