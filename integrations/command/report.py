@@ -65,7 +65,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.runs:
         return _of_files(arguments)
     from .. import report, store
-    from ..compare.cells import read_notes
+    from ..compare.comparison import read_notes
 
     runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}

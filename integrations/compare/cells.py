@@ -1,17 +1,12 @@
-"""Cells of a comparison: the script, its arguments, the objective and the seed; and the notes on their runs."""
+"""Cells of a comparison: the script, its arguments, the objective and the seed."""
 
-import json
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from counterpoint.names import closest
 
-from .. import store
 from ..secrets import redacted
-from ..store.run import Run
-from ..store.transport import connect
 from .settings import HOST, Settings
 
 DOMAIN = "compare"
@@ -69,20 +64,3 @@ def length_of(script: Sequence[str], flag: str) -> tuple[int, str, float]:
             raise ValueError(f"--steps-flag {flag}: expected a number behind it, got {text!r}") from None
     hint = closest(flag, [word.partition("=")[0] for word in script if word.startswith("-")])
     raise ValueError(f"--steps-flag {flag}: it is not among the script's own arguments, -- train.py {flag} 400.{hint}")
-
-
-def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: dict[str, str]) -> None:
-    """Keep what a comparison says of its runs and rows, such as how they were tuned, for reports."""
-    kept = {"runs": sorted(run.folder.name for run in runs), "notes": [*notes], "remarks": remarks}
-    name = f"{DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
-    connect(runs[0].folder.store).write(name, json.dumps(kept).encode())
-
-
-def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield what was kept of each comparison whose runs are all among these."""
-    names = {run.folder.name for run in runs}
-    for place in {run.folder.store: None for run in runs if run.arguments["domain"] == DOMAIN}:
-        for name in (files := connect(place)).list(f"{DOMAIN}/notes"):
-            with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
-                if names.issuperset((kept := json.loads(files.read(name)))["runs"]):
-                    yield kept

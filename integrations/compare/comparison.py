@@ -164,7 +164,7 @@ class Comparison:
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
         own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]
-        cells.write_notes(done, own_notes, summary.remarks)
+        write_notes(done, own_notes, summary.remarks)
         summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
@@ -280,6 +280,23 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         yield f"{about}: {', '.join(f'{row} {median(values):.2f}{ranges[row]}' for row, values in times.items())}"
     if slow := [row for row, values in times.items() if len(values) >= FEWEST and min(values) > TOLERANCE]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
+
+
+def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str]) -> None:
+    """Keep what a comparison says of its runs and rows, such as how they were tuned, for reports."""
+    kept = {"runs": sorted(run.folder.name for run in runs), "notes": notes, "remarks": remarks}
+    name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
+    connect(runs[0].folder.store).write(name, json.dumps(kept).encode())
+
+
+def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield what was kept of each comparison whose runs are all among these."""
+    names = {run.folder.name for run in runs}
+    for place in {run.folder.store: None for run in runs if run.arguments["domain"] == cells.DOMAIN}:
+        for name in (files := connect(place)).list(f"{cells.DOMAIN}/notes"):
+            with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
+                if names.issuperset((kept := json.loads(files.read(name)))["runs"]):
+                    yield kept
 
 
 def did_nothing(spec: str, details: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.report import FORMATS
-from counterpoint.integrations.compare.cells import write_notes
+from counterpoint.integrations.compare.comparison import write_notes
 from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.summary import digits
