@@ -2,7 +2,12 @@ import os
 import shutil
 import sys
 from collections import Counter
+from importlib import metadata
 from pathlib import Path
+
+# Before NumPy and torch are imported: the tests run beside each other, and what they start inherits it. Threads that
+# wait for each other on busy cores cost more time than they save.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
@@ -16,6 +21,30 @@ torch.set_num_threads(1)
 # Triton reads this once, on import: without a GPU, tests/experimental/test_fused.py interprets the kernels.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+def remembered(find):
+    """Look entry points up once per state of the path: a lookup reads the metadata of every installed package.
+
+    Each script that a test injects into needs several. Like importlib's own cache, this one goes by the times at which
+    the folders changed.
+    """
+    known = {}
+
+    def installed(place):
+        return os.path.isdir(place) and any(name.endswith((".dist-info", ".egg-info")) for name in os.listdir(place))
+
+    def entry_points(**how):
+        places = [os.path.abspath(place) for place in sys.path]
+        key = (*((place, os.stat(place).st_mtime_ns) for place in places if installed(place)), *sorted(how.items()))
+        if key not in known:
+            known[key] = find(**how)
+        return known[key]
+
+    return entry_points
+
+
+metadata.entry_points = remembered(metadata.entry_points)
 
 
 def pytest_collection_modifyitems(items):
