@@ -47,9 +47,30 @@ def remembered(find):
 metadata.entry_points = remembered(metadata.entry_points)
 
 
+# The files that take longest, by folder; `pytest --durations=0` shows the times of their tests.
+LONGEST = {
+    "plugins": ["sentence_transformers", "styles", "auto", "logits", "causes", "inject", "soft_targets", "told"],
+    "compare": ["scripts", "race"],
+    "store": ["store"],
+    "core": ["contract"],
+    "graph": ["training", "evaluation"],
+    "sentence": ["training", "mteb_tasks"],
+    "image": ["training"],
+}
+
+
 def pytest_collection_modifyitems(items):
-    """Test the site, wheels and notebooks first, which are built: at the end, one process would wait for another's."""
-    items.sort(key=lambda item: item.path.parent != ROOT / "tests")
+    """Test the site, wheels and notebooks first, which are built, then the files that take longest.
+
+    Each process tests whole files: with a long one at the end, the other processes would wait for it.
+    """
+
+    def place(item):
+        if item.path.parent == ROOT / "tests":
+            return 0
+        return 1 if item.path.stem.removeprefix("test_") in LONGEST.get(item.path.parent.name, ()) else 2
+
+    items.sort(key=place)
 
 
 @pytest.fixture(autouse=True)

@@ -28,34 +28,6 @@ def line_of(script: str, text: str) -> int:
     return line
 
 
-@pytest.mark.parametrize("name", sorted(VARIANTS))
-def test_every_style(find, name):
-    """Form, scale and place are right, or nothing is claimed; the classifier beside the loss is never taken for it."""
-    _, form, scale, ours = VARIANTS[name]
-    found = find(variant(name))
-    claimed = [loss for loss in found.losses if loss["form"]]
-    if form is None:
-        assert not claimed
-        assert not found.data["commands"]
-        assert found.code == 3
-        return
-    assert claimed
-    head = line_of(variant(name), "classes = F.cross_entropy")
-    for loss in claimed:
-        exact = form.startswith("infonce")
-        assert loss["form"] == form if exact else form in loss["form"]
-        assert loss["ours"] == ours
-        assert loss["file"].endswith("toy.py")
-        assert loss["line"] != head
-        if scale:
-            assert loss["scale"] == pytest.approx(scale, rel=1e-2 if "bfloat16" in name else 1e-3)
-        if ours:
-            assert not loss["doubts"]
-            assert loss["gradient_difference"] < (2e-2 if "bfloat16" in name else 1e-5)
-    assert not found.data["errors"]
-    assert ours or not found.data["commands"]
-
-
 def test_a_loss_near_zero(find):
     """Where a positive's probability is one but for rounding, its gradient is zero, or has few digits."""
     code = """

@@ -561,32 +561,6 @@ def launch(tmp_path, monkeypatch, capsys):
 PRINTS = "        optimizer.step()\n        print(repr(sum(float(p.double().sum()) for p in net.parameters())))"
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", sorted(name for name, (*_, ours) in VARIANTS.items() if ours))
-def test_whatever_command_auto_prints_trains_as_the_script_or_with_the_objective(launch, tmp_path, name):
-    """With the host's own form, training is unchanged; with another objective it is not; both are proved."""
-    script = HARNESS.replace("{code}", VARIANTS[name][0]).replace("        optimizer.step()", PRINTS)
-    launch(script, "auto", "--objective", HCL, "--json", "found.json")
-    commands = json.loads((tmp_path / "found.json").read_text())["commands"]
-    for command in commands:
-        if command[2] != "logits":
-            continue
-        plain = launch(script, "logits", "--site", "elsewhere.py:1")
-        at = command.index("--objective")
-        own = command[command.index("--own") + 1] if "--own" in command else "host"
-        words = [*command[2:at], "--only"]
-        same = launch(script, *words, "--objective", own)
-        assert same.code == 0, same.err
-        rows = [[float(x) for x in each.out.split()] for each in (plain, same)]
-        assert rows[0] == pytest.approx(rows[1], rel=1e-4)
-        if "siglip" in name:
-            continue
-        ours = launch(script, *words, "--objective", HCL)
-        assert ours.code == 0, ours.err
-        assert "was that of the host's own loss in " in ours.err
-        assert ours.out != plain.out
-
-
 @pytest.mark.parametrize("name", ["distances", "distances_by_broadcasting", "distances_to_a_queue"])
 def test_distances_train_as_an_edit_by_hand(launch, tmp_path, name):
     """The similarities are the negative distances."""
