@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from documents import run_blocks
+from processes import fresh
 from tiny_bert import WORDS, load, texts
 from torch.nn import functional as F
 
@@ -387,18 +386,17 @@ def test_loading_a_model_is_quiet_and_leaves_the_bars_as_they_were(bert, capfd):
 
 def test_a_batch_larger_than_the_data_is_refused_before_the_frameworks_are_loaded(tmp_path):
     (tmp_path / "few.txt").write_text("one\ntwo\nthree\n")
-    code = """
+    file = str(tmp_path / "few.txt")
+    code = f"""
 import sys
 from counterpoint.integrations.command.main import main
-code = main(["train", "sentence", "--model", ".", "--data", sys.argv[1]])
+code = main(["train", "sentence", "--model", ".", "--data", {file!r}])
 print(code, "transformers" in sys.modules)
 """
-    file = str(tmp_path / "few.txt")
-    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout == "2 False\n"
-    assert done.stderr == (
-        f"counterpoint train sentence: batch: 64 samples, but {file} has only 3; give --batch 3 or less.\n"
-    )
+    assert fresh(code).splitlines() == [
+        f"counterpoint train sentence: batch: 64 samples, but {file} has only 3; give --batch 3 or less.",
+        "2 False",
+    ]
 
 
 def test_the_command_trains_and_what_it_leaves_is_evaluated(world, bert, capsys):
