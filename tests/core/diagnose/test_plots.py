@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pickle
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
+from processes import fresh
 
 import counterpoint as cp
 from counterpoint.diagnose import weight_curve
@@ -81,4 +81,4 @@ def test_importing_loads_no_matplotlib_and_plotting_no_pyplot():
         "plots.plot_weights('infonce')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    fresh(code)

@@ -45,13 +45,13 @@ def compare(line: str, cwd: Path, **variables: str) -> subprocess.CompletedProce
 @pytest.mark.parametrize(
     "command", ["race --steps-flag --steps", "compare --tune 3 --tune-metric json:results.json:dev"]
 )
-def test_a_wrong_name_is_said_before_any_temperature_is_tuned(command, here):
+def test_a_wrong_name_is_said_before_any_temperature_is_tuned(command, here, capsys):
     name, flags = command.split(maxsplit=1)
     rows = "--objective host hcl 'host; ids=lables'" if name == "compare" else "--objective 'host; ids=lables'"
     line = f"{name} {TOLD} {flags} {rows} --seed-flag --seed {READ} -- train.py --steps 40"
-    done = subprocess.run([COMMAND[0], *shlex.split(line)], cwd=here, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "--objective host; ids=lables: ids=lables: no such name here or in the callers." in done.stderr
+    assert main(shlex.split(line)) == 2
+    said = capsys.readouterr().err
+    assert "--objective host; ids=lables: ids=lables: no such name here or in the callers." in said
     assert [path.parents[1].name[:8] for path in here.rglob("seed*/run.json")] == ["host-ids"]
 
 

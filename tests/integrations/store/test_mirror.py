@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import uuid
 from functools import partial
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import toy_grid
+from processes import fresh
 
 from counterpoint.integrations import store
 from counterpoint.integrations.store.errors import StoreError
@@ -247,7 +246,7 @@ store.run_grid(toy_grid.train, toy_grid.cells(1)[:1], {str(tmp_path)!r}, progres
 assert store.find_runs({str(tmp_path)!r})[0].done
 print([name for name in sys.modules if name.startswith("counterpoint.integrations.")])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    loaded = fresh(code)
+    assert "counterpoint.integrations.store" in loaded
     for part in ("store.transport", "store.mirror", "store.lease", "store.remote", "trackers"):
-        assert f"integrations.{part}" not in done.stdout
+        assert f"integrations.{part}" not in loaded
