@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 from specs import LEARNED, embeddings
@@ -12,6 +10,8 @@ import counterpoint as cp
 
 PAIRINGS = ["one_way", "symmetric", "first_two", "views", "single", "joint"]
 SIZE = 40
+SPECS = [*(x for x in LEARNED if "learned" in x), "siglip:t=learned(0.5,0.001,100),b=-1"]
+FROZEN = [(True, False), (False, True), (True, True)]
 
 
 def gradients(spec: str, frozen: tuple[bool, bool], how: dict, engine: str) -> dict[str, torch.Tensor] | None:
@@ -29,10 +29,11 @@ def gradients(spec: str, frozen: tuple[bool, bool], how: dict, engine: str) -> d
     return {"loss": loss.detach(), **dict(zip(trained, found, strict=True))}
 
 
-@pytest.mark.parametrize("spec", [*(x for x in LEARNED if "learned" in x), "siglip:t=learned(0.5,0.001,100),b=-1"])
+@pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_gradients_in_every_engine(spec, pairing):
-    for frozen in itertools.product((False, True), repeat=2):
+    """Each objective and each pairing meets every kind of frozen embeddings."""
+    for frozen in ((False, False), FROZEN[(SPECS.index(spec) + PAIRINGS.index(pairing)) % 3]):
         expected = gradients(spec, frozen, {"pairing": pairing}, "matrix")
         assert expected is not None
         assert any(x.abs().max() > 0 for name, x in expected.items() if name != "loss" and "view" not in name)
