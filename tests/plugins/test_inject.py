@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -508,7 +509,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_package_that_brings_a_host_and_an_objective(tmp_path):
+def test_a_package_that_brings_a_host_and_an_objective(tmp_path, monkeypatch, capsys):
     """The package of the README, as pip would have installed it."""
     module, table = re.findall(r"```(?:python|toml)\n(.*?)```", README.read_text(), re.S)
     installed = tmp_path / "acme-1.0.dist-info"
@@ -519,18 +520,21 @@ def test_a_package_that_brings_a_host_and_an_objective(tmp_path):
     (tmp_path / "acme.py").write_text(module)
     (tmp_path / "train.py").write_text(TRAIN)
     command = [sys.executable, "-m", "counterpoint.plugins.inject", "acme", "--objective", "twice:t=0.1"]
-
-    def run(*options):
-        return subprocess.run([*command, *options, "--", "train.py"], cwd=tmp_path, capture_output=True, text=True)
-
-    done = run()
-    plain = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True)
+    command += ["--verify", "1", "--", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "reached 3 times" in done.stderr
-    losses = [[float(line) for line in found.stdout.split()] for found in (done, plain)]
-    assert losses[0] == pytest.approx([2 * loss for loss in losses[1]], rel=1e-5)
-    assert "the gradient at the embeddings was that of the host's own loss in 3 of them" in run("--verify", "3").stderr
-    assert "acme: Acme's training scripts" in run("--list").stdout
+    assert "the gradient at the embeddings was that of the host's own loss in 3 of them" in done.stderr
+    runpy.run_path(str(tmp_path / "train.py"), run_name="__main__")
+    losses = [[float(line) for line in said.split()] for said in (done.stdout, capsys.readouterr().out)]
+    assert losses[0] == pytest.approx([losses[1][0], *(2 * loss for loss in losses[1][1:])], rel=1e-5)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert inject.main(["--list"]) == 0
+    finally:
+        sys.modules.pop("acme", None)
+        cp.registry.pop("twice", None)
+    assert "acme: Acme's training scripts" in capsys.readouterr().out
 
 
 # ---- several processes -----------------------------------------------------------------------------
