@@ -34,15 +34,15 @@ from hypothesis import strategies as st
 ROUND = 10_000
 
 CHECKS: dict[str, tuple[Callable[[Any], None], st.SearchStrategy[Any], int]] = {
-    "objectives": (check_objective, CASES, 60),  # the check, its examples, and how many `make test` runs
-    "joint": (check_joint, JOINT, 60),
-    "matrices": (check_matrix, MATRICES, 60),
-    "compiled": (check_compiled, COMPILED, 8),
-    "frozen": (check_frozen, FROZEN, 60),
-    "emptied": (check_emptied, EMPTIED, 60),
-    "treated": (check_treated, TREATED, 8),
+    "objectives": (check_objective, CASES, 30),  # the check, its examples, and how many `make test` runs
+    "joint": (check_joint, JOINT, 30),
+    "matrices": (check_matrix, MATRICES, 15),
+    "compiled": (check_compiled, COMPILED, 5),
+    "frozen": (check_frozen, FROZEN, 30),
+    "emptied": (check_emptied, EMPTIED, 30),
+    "treated": (check_treated, TREATED, 5),
     "wrong": (check_wrong, WRONG, 60),
-    "texts": (check_text, TEXTS, 300),
+    "texts": (check_text, TEXTS, 150),
     "data": (check_data, TREES, 200),
     "damage": (check_damage, DAMAGE, 100),
 }
