@@ -151,7 +151,7 @@ def test_a_trained_scale_without_gradient_is_warned_of():
 
 @pytest.mark.parametrize("value", [-math.inf, -1e9, -1e4])
 @pytest.mark.parametrize("spec", ["infonce:t=0.5", "adnce:t=0.5", "dcl:t=0.5", "hcl:t=0.5", "mv:t=0.5", "dro", "dp"])
-@prop(seed=SEED)
+@prop(4, seed=SEED)
 def test_masked_logits_are_not_keys(spec, value, seed):
     pos, neg = cosines(seed, anchors=5, negatives=7)
     loss_fn = cp.objective(spec)
@@ -213,7 +213,7 @@ def pick(scores: dict, rows) -> dict:
 
 
 @pytest.mark.parametrize("spec", FORMULAS)
-@prop(4, seed=SEED)
+@prop(2, seed=SEED)
 def test_the_order_of_samples_and_negatives_does_not_matter(spec, seed):
     g = torch.Generator().manual_seed(seed)
     z, order = embeddings(seed, 4), torch.randperm(5, generator=g)
