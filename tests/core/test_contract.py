@@ -77,11 +77,12 @@ BATCHES = {
 @pytest.mark.parametrize("spec", SPECS)
 def test_loss_and_gradients_are_finite(spec, batch):
     how = {"pairing": "one_way"} if batch == "one negative" else {}
-    # bfloat16 has the range of float32: only its rounding differs
-    dtypes = (torch.float32, torch.float16, *[torch.bfloat16] * (batch in ("generic", "large")))
-    failures = []
-    for t in temperatures(spec):
-        for dtype in dtypes:
+    failures, usable = [], temperatures(spec)
+    usual = batch in ("generic", "large")
+    for t in usable if usual else sorted({usable[0], *usable[-2:]}):
+        # gradients are largest at the smallest temperature; bfloat16 has the range of float32 and only rounds more
+        half = (torch.float16, torch.bfloat16) if usual else (torch.float16,)
+        for dtype in (torch.float32, *half * (t == usable[0])):
             z = BATCHES[batch](embeddings()).to(dtype).requires_grad_()
             loss = call(at(spec, t), z, **how)
             (gradient,) = torch.autograd.grad(loss, z)
@@ -171,8 +172,11 @@ SMOOTH = [
     "spec", [*SMOOTH, "robust:t=T,detach_weights=false", "robust:t=T,weight=one", "intcl:t=T,weight=one"]
 )
 def test_gradients_are_slopes(spec):
-    z = embeddings(batch=3, width=3, seed=1, dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: call(at(spec).eval(), x), z, atol=1e-6, rtol=1e-4)
+    z = embeddings(batch=3, width=3, seed=1, dtype=torch.float64)
+    count = 4 if at(spec).needs & {"adversarial", "mixed"} else 2  # the others are not looked at
+    read = z[:count].clone().requires_grad_()
+    loss_fn = at(spec).eval()
+    assert torch.autograd.gradcheck(lambda x: call(loss_fn, torch.cat([x, z[count:]])), read, atol=1e-6, rtol=1e-4)
 
 
 # What has constant weights has second derivatives of the loss with these weights, as its gradient is.
@@ -306,7 +310,7 @@ def test_the_host_never_waits_for_the_device(spec):
 
 
 # the others are slow; "dro" alone has sixty Newton steps, traced one by one
-QUICKLY_COMPILED = ("infonce:t=T", "hcl:t=T", "adnce:t=T", "siglip:t=T")
+QUICKLY_COMPILED = ("infonce:t=T", "adnce:t=T", "siglip:t=T")
 
 
 @pytest.mark.parametrize(

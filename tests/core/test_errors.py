@@ -726,7 +726,7 @@ def read(text: str) -> cp.Objective | cp.SpecError:
         return error
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(text=st.sampled_from(VALID), typos=st.lists(TYPO, min_size=1, max_size=3))
 def test_whatever_is_written_is_read_or_refused_with_a_place(text, typos):
     for at, removed, inserted in typos:

@@ -31,7 +31,9 @@ CHOICES = [
     "infonce:radius=0.1",
     "hcl:t=T,beta=4,prior=0.3",
     "hcl:t=T,detach_weights=true,denominator=mean",
-    *[f"adnce:t=T,weight={w},denominator={d}" for w in FAMILIES for d in DENOMINATORS],
+    *[f"adnce:t=T,denominator={d}" for d in DENOMINATORS[1:]],
+    # each once more: weights of the negatives, and where they are summed, are two steps
+    *[f"adnce:t=T,weight={w},denominator={d}" for w, d in zip(FAMILIES, DENOMINATORS, strict=True)],
     "adnce:t=T,sigma=0.05",
     "adnce:t=T,mu=auto,sigma=auto",
     "alphacl:t=T,power=2.5,normalize=false",
