@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from interpreted import kernels_everywhere
-from specs import SPECS, at, embeddings, keyed, of_tiles
+from specs import CHOICES, SPECS, at, embeddings, keyed, of_tiles
 
 import counterpoint as cp
 
@@ -197,7 +197,7 @@ def test_objectives_use_them(everywhere, spec, how, calls):
     assert len(everywhere) == calls
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [pytest.param(s, marks=[pytest.mark.slow] * (s in CHOICES)) for s in SPECS])
 def test_every_objective(everywhere, spec):
     z = embeddings(dtype=torch.float32)
     how = {"adversarial": z[2].to(DEVICE), "mixed": z[3].to(DEVICE), "index": torch.arange(6, device=DEVICE)}
