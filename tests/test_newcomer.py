@@ -56,7 +56,6 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "counterpoint tune graph": ([*GRAPH, "--budget", "4"], r"use adnce:t="),
     "counterpoint train graph --objective": ([*GRAPH, "--seeds", "2"], r"against infonce.*untrained encoder"),
     "counterpoint train graph --config": "a file of the reader's own",
-    "counterpoint report runs --format latex": ([], r"toprule"),
     "counterpoint report runs --out report": ([], r"wrote report/report\.html"),
     "counterpoint report runs/curl_dmc/runs": "reads what half an hour has trained",
     "counterpoint train graph --data PROTEINS": ([*GRAPH, "--seeds", "1"], r"graph: PROTEINS.*adnce:t=0\.05"),

@@ -348,7 +348,7 @@ def test_pictures_show_names_as_they_are(label, tmp_path):
     (tmp_path / "runs").mkdir()
     summary = report.summarise(make(tmp_path / "runs", rows), baseline=label)
     written = [*report.write(summary, tmp_path / "out")]
-    assert {path.suffix for path in written} == {".md", ".json", ".html"}
+    assert {path.suffix for path in written} == {".md", ".json", ".html", ".tex", ".pdf"}
     drawing = figure_of(summary.columns[0])
     drawing.savefig(tmp_path / "drawn.svg")
     assert not [text for text in drawing.findobj(Text) if text.get_parse_math()]
