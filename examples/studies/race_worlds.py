@@ -104,8 +104,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         difference, low, high = gain(row)
         cost = row["cost"]["race"] / row["cost"]["temperature"]
         said = "the same" if row["own"] == row["winner"] else f"{difference:+.2f} [{low:.2f}, {high:.2f}]"
-        found = re.search(r"([+-][\d.e-]+ \[[^]]+\]) over", row["sentence"])
-        cells = [WORLDS[row["world"]], f"`{row['winner']}`", found[1] if found else "nothing", f"`{row['own']}`", said]
+        found = re.search(r"([+-][\d.e-]+ \[[^]]+\]) (over|from it)", row["sentence"])
+        raced = found[1] + ", not claimed" * (found[2] != "over") if found else "nothing"
+        cells = [WORLDS[row["world"]], f"`{row['winner']}`", raced, f"`{row['own']}`", said]
         lines.append(f"| {' | '.join(cells)} | {cost:.2g} |")
     return "\n".join(lines)
 

@@ -21,7 +21,7 @@ def test_the_race_gains_where_there_is_a_fault_and_claims_no_more_than_is_there(
     assert sum(low > 0 for _, low, _ in faults) >= 3
     assert clean[0] > -0.3
     for row, (_, low, high) in zip(ROWS, [*faults, clean], strict=True):
-        claimed = re.search(r"[+-][\d.e-]+ \[(\S+), (\S+)\] over", row["sentence"])
+        claimed = re.search(r"[+-][\d.e-]+ \[(\S+), (\S+)\] (?:over|from it)", row["sentence"])
         assert claimed
         assert float(claimed[1]) <= high
         assert float(claimed[2]) >= low
