@@ -290,13 +290,14 @@ def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str,
 
 
 def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield what was kept of each comparison whose runs are all among these."""
-    names = {run.folder.name for run in runs}
+    """Yield what was kept of each comparison whose runs are all among these, but of none that went on with more."""
+    names, found = {run.folder.name for run in runs}, list[dict[str, Any]]()
     for place in {run.folder.store: None for run in runs if run.arguments["domain"] == cells.DOMAIN}:
         for name in (files := connect(place)).list(f"{cells.DOMAIN}/notes"):
             with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
-                if names.issuperset((kept := json.loads(files.read(name)))["runs"]):
-                    yield kept
+                found.append(json.loads(files.read(name)))
+    found = [kept for kept in found if names.issuperset(kept["runs"])]
+    yield from (kept for kept in found if not any({*kept["runs"]} < {*other["runs"]} for other in found))
 
 
 def did_nothing(spec: str, details: Mapping[str, Any]) -> str:

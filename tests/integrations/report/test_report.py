@@ -495,18 +495,21 @@ def test_a_difference_is_never_printed_as_zero(tmp_path):
 def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     """They are kept beside the runs, since a table without them hides how its rows were tuned."""
     runs = make(tmp_path, {("train.py", BASE): noisy(70, 4), ("train.py", OTHER): noisy(72, 4)}, domain="compare")
+    write_notes(runs[:4], ["3 seeds or fewer"], {})  # which this comparison then went on with
     write_notes(runs, ["tuned by dev: 100 % of <rows>"], {OTHER: "at the edge"})
     printed = {}
     for form in report.RENDER:
         assert main(["report", str(tmp_path), "--format", form]) == 0
         printed[form] = capsys.readouterr().out
         assert "tuned by dev: 100 % of" in printed[form]
+        assert "3 seeds or fewer" not in printed[form]
         assert "at the edge" in printed[form]
     assert "% tuned by dev: 100 % of <rows>" in printed["latex"].splitlines()
     assert r"minus infonce:t=0.2 [95\%, corrected]" in printed["latex"]
     assert main(["report", str(runs[0].path), str(runs[1].path)]) == 0
     assert "tuned by dev" not in capsys.readouterr().out  # of other runs, too
-    next((tmp_path / "compare" / "notes").iterdir()).write_text('{"runs": [')
+    for path in (tmp_path / "compare" / "notes").iterdir():
+        path.write_text('{"runs": [')  # as a process that died leaves it
     assert main(["report", str(tmp_path)]) == 0
 
 
