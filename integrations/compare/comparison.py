@@ -283,14 +283,14 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
 
 
 def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str]) -> None:
-    """Keep what a comparison says of its runs and rows, such as how they were tuned, for reports."""
+    """Keep a comparison's notes on its runs and rows, such as how they were tuned, for reports."""
     kept = {"runs": sorted(run.folder.name for run in runs), "notes": notes, "remarks": remarks}
     name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
     connect(runs[0].folder.store).write(name, json.dumps(kept).encode())
 
 
 def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield what was kept of each comparison whose runs are all among these, but of none that went on with more."""
+    """Yield the notes of each comparison whose runs are all among these, but of none that went on with more."""
     names, found = {run.folder.name for run in runs}, list[dict[str, Any]]()
     for place in {run.folder.store: None for run in runs if run.arguments["domain"] == cells.DOMAIN}:
         for name in (files := connect(place)).list(f"{cells.DOMAIN}/notes"):
