@@ -72,7 +72,8 @@ def command(arguments: argparse.Namespace) -> int:
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
     for kept in read_notes(runs):
         summary.notes[:0] = [note for note in kept["notes"] if note not in summary.notes]
-        summary.remarks.update(kept["remarks"])
+        if len({column.dataset for column in summary.columns}) == 1:  # rows of another script may have the same names
+            summary.remarks.update(kept["remarks"])
     for source in arguments.items:
         summary.items.extend(report.over_items(summary, source, arguments.margin))
     print(report.RENDER[arguments.format](summary))
