@@ -70,10 +70,11 @@ def command(arguments: argparse.Namespace) -> int:
     runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
+    alone = len({column.dataset for column in summary.columns}) == 1  # rows of another script may have the same names
     for kept in read_notes(runs):
-        summary.notes[:0] = [note for note in kept["notes"] if note not in summary.notes]
-        if len({column.dataset for column in summary.columns}) == 1:  # rows of another script may have the same names
-            summary.remarks.update(kept["remarks"])
+        notes = kept["notes"] if alone else [f"{kept['about']}: {note}" for note in kept["notes"]]
+        summary.notes[:0] = [note for note in notes if note not in summary.notes]
+        summary.remarks.update(kept["remarks"] if alone else {})
     for source in arguments.items:
         summary.items.extend(report.over_items(summary, source, arguments.margin))
     print(report.RENDER[arguments.format](summary))

@@ -284,7 +284,8 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
 
 def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str]) -> None:
     """Keep a comparison's notes on its runs and rows, such as how they were tuned, for reports."""
-    kept = {"runs": sorted(run.folder.name for run in runs), "notes": notes, "remarks": remarks}
+    about = runs[0].arguments["dataset"]
+    kept = {"runs": sorted(run.folder.name for run in runs), "about": about, "notes": notes, "remarks": remarks}
     name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
     connect(runs[0].folder.store).write(name, json.dumps(kept).encode())
 

@@ -510,7 +510,9 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert "tuned by dev" not in capsys.readouterr().out  # of other runs, too
     make(tmp_path, {("other.py", BASE): noisy(70, 4), ("other.py", OTHER): noisy(72, 4)}, domain="compare")
     assert main(["report", str(tmp_path)]) == 0
-    assert "at the edge" not in capsys.readouterr().out  # which the rows of the other script are not
+    said = capsys.readouterr().out
+    assert "train.py: tuned by dev" in said
+    assert "at the edge" not in said  # which the rows of the other script are not
     for path in (tmp_path / "compare" / "notes").iterdir():
         path.write_text('{"runs": [')  # as a process that died leaves it
     assert main(["report", str(tmp_path)]) == 0
