@@ -52,17 +52,18 @@ class Site:
 
     def check(self, module: ModuleType) -> None:
         """Raise an error if the file of a module is this one, and has no such function, or no call on the line."""
-        file, exact = str(getattr(module, "__file__", None)), Path(self.file)
-        if not is_file(file, self.file) or is_installed(file) or (exact.is_file() and not exact.samefile(file)):
+        file, line = str(getattr(module, "__file__", None)), self.line or 0
+        if not is_file(file, self.file) or is_installed(file):
             return
-        known, line = functions(file), self.line or 0
+        if (exact := Path(self.file)).is_file() and not exact.samefile(file):
+            return
         nodes = [node for node in ast.walk(_parsed(file)) if isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign))]
         lines = {getattr(node, "func", node).end_lineno or 0 for node in nodes} | {node.lineno for node in nodes}
-        if line in lines or (not line and fnmatch.filter(known, self.function)):
+        if line in lines or (not line and fnmatch.filter(functions(file), self.function)):
             return
         near = min(lines, key=lambda other: abs(other - line), default="none")
         wrong = f"calls nothing on this line; the nearest line that does: {near}."
-        wrong = wrong if line else f"does not define it.{nearest(self.function, known)}"
+        wrong = wrong if line else f"does not define it.{nearest(self.function, functions(file))}"
         raise SeamError(f"{self.text}: {short(file)} {wrong} If you mean another file, give more of its path.")
 
     def covers(self, file: str, line: int) -> bool:
