@@ -154,14 +154,16 @@ def _by_values(name: str, out: Tensor, of: Sequence[Tensor], products: Any, elem
             pairs.append((*elementwise[node], False))
         elif kind in _STEPS and len(todo) < 16 and (len(above) == 1 or number_of(node) is None):  # no learned number
             todo += above
+    if not pairs or not out.numel():
+        return None
     rounding = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2
-    tolerance = rounding * float(out.detach().abs().max()) if pairs and out.numel() else 0.0
-    for a, b, is_inner in pairs:
-        for which, factor in itertools.product(_POWERS, (1.0, -1.0, 1 / a.shape[-1])):
-            with contextlib.suppress(RuntimeError, TypeError, IndexError):  # other shapes, layouts and numbers
-                x, y = (z[(0,) * (z.dim() - 1)].detach().double() for z in (a, b))
-                first = _between(x, y, (), which, factor)
-                if abs(float(first) - float(out[(0,) * out.dim()].detach())) <= tolerance:
+    value, tolerance = float(out[(0,) * out.dim()].detach()), rounding * float(out.detach().abs().max())
+    for (a, b, is_inner), which in itertools.product(pairs, _POWERS):
+        with contextlib.suppress(RuntimeError, TypeError, IndexError):  # other shapes, layouts and numbers
+            x, y = (z[(0,) * (z.dim() - 1)].detach().double() for z in (a, b))
+            first = float(_between(x, y, (), which, 1.0))
+            for factor in (1.0, -1.0, 1 / a.shape[-1]):
+                if abs(factor * first - value) <= tolerance:
                     every = _between(a.detach().double(), b.detach().double(), out.shape, which, factor)
                     sizes = [x.detach().norm(dim=-1) for x in (a, b) if is_inner and which in ((2, 2), (0, 1))]
                     even = [bool(x.max() - x.min() <= rounding * x.max()) for x in sizes]  # as in 2 - 2 cos
