@@ -284,10 +284,9 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
 
 def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str]) -> None:
     """Keep a comparison's notes on its runs and rows, such as how they were tuned, for reports."""
-    about = runs[0].arguments["dataset"]
-    kept = {"runs": sorted(run.folder.name for run in runs), "about": about, "notes": notes, "remarks": remarks}
+    kept = {"about": runs[0].arguments["dataset"], "runs": sorted(run.folder.name for run in runs)}
     name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
-    connect(runs[0].folder.store).write(name, json.dumps(kept).encode())
+    connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())
 
 
 def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
