@@ -624,23 +624,21 @@ def test_killed_five_times_it_ends_in_the_same_sentence(tmp_path):
 
 @pytest.mark.slow
 def test_stops_runs_by_what_they_print(tmp_path):
-    flags = ["--metric", "output:hits (.+)", "--seed-flag", "--seed", "--seeds", "3", "--budget", "4", "--json"]
-    words = [
-        *flags,
-        "--objective",
-        "host; duplicates",
-        "--",
-        "train.py",
-        "--steps",
-        "80",
-        "--copies",
-        "8",
-        "--every",
-        "10",
-    ]
+    flags = ["--metric", "output:hits (.+)", "--seed-flag", "--seed", "--seeds", "3", "--json"]
+    script = ["--", "train.py", "--steps", "80", "--copies", "8", "--every", "10"]
+    words = [*flags, "--budget", "4", "--objective", "host; duplicates", *script]
     found = result(raced(tmp_path, *words), tmp_path)
     assert "1.5 times as long" not in found["sentence"]  # which needs a flag
     runs = store.find_runs(tmp_path / "runs")
     lengths = {len(run.metrics()) for run in runs if run.arguments.get("lines")}
     assert lengths == {2}
     assert {len(run.metrics()) for run in runs if not run.arguments.get("lines")} == {8}
+    # compare goes on with the same runs, and has the same verdict
+    compared = [COMMAND[0], "compare", "auto", *flags, "--objectives", found["tuned"], found["other"], *script]
+    done = subprocess.run(compared, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "[1/" not in done.stderr  # it has trained nothing
+    assert len(store.find_runs(tmp_path / "runs")) == len(runs)
+    (column,) = json.loads(done.stdout)["columns"]
+    row = next(row for row in column["rows"] if row["row"] == found["other"])
+    assert f"{row['difference']['difference']:+.3g} [" in found["sentence"]
