@@ -677,8 +677,12 @@ def test_vmap_is_a_loop(spec):
     loss_fn = at(spec, 0.3).eval()
     how = {"pairing": "views"} if " + " in spec else {}
     batches = torch.stack([embeddings(seed=seed, dtype=torch.float64) for seed in (0, 1)])
+    batches.requires_grad_()
     expected = torch.stack([call(loss_fn, z, **how) for z in batches])
-    torch.testing.assert_close(torch.func.vmap(lambda z: call(loss_fn, z, **how))(batches), expected)
+    found = torch.func.vmap(lambda z: call(loss_fn, z, **how))(batches)
+    torch.testing.assert_close(found, expected)
+    slopes = [torch.autograd.grad(losses.sum(), batches, allow_unused=True)[0] for losses in (found, expected)]
+    torch.testing.assert_close(*slopes)
 
 
 GROUPS = torch.randn(2, 5, 6, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -124,6 +124,19 @@ def test_matryoshka_is_that_of_the_host(model, kind):
     assert_equal(value_and_gradients(ours, texts(3)), value_and_gradients(theirs, texts(3)), 5e-6)
 
 
+@pytest.mark.skipif(not hasattr(losses, "GlobalOrthogonalRegularizationLoss"), reason="an older version")
+@pytest.mark.parametrize("mean", [True, False])
+def test_spread_out_is_that_of_the_host(mean):
+    """Of queries and documents; without the first moment, as for EmbeddingGemma."""
+    some = [torch.randn(6, 8, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(2)]
+    kind = losses.GlobalOrthogonalRegularizationLoss
+    host = kind(None, mean_weight=float(mean), aggregation="sum").compute_loss_from_embeddings(some)
+    loss_fn = cp.SpreadOut(mean=mean)
+    values = loss_fn(some[0]) + loss_fn(some[1]), sum(host.values())
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(torch.autograd.grad(value, some) for value in values))
+
+
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
 @pytest.mark.parametrize("columns", [2, 3])
 def test_the_model_before_the_first_step_guides(model, kind, columns):

@@ -134,3 +134,27 @@ def test_before_any_training_call_evaluation_uses_the_batch_at_hand():
     pos, neg = cosines(0)
     t = math.sqrt(neg.detach().var(1, unbiased=False).mean().item() / 0.4)
     same(cp.InfoNCE(radius=0.2).eval().from_scores(pos, neg), cp.InfoNCE(t).from_scores(pos, neg), pos, neg, rtol=1e-6)
+
+
+# Loss and norm of the gradient of steps 1 and 50, by sym_loss of chingyaoc/RINCE at c7f8534: by q and lam.
+RINCE = {
+    (0.1, 0.01): (-1.728323533786, 1.578862080199, -3.922744780067, 0.120446206152),
+    (0.5, 0.025): (-0.929929488019, 1.827856441560, -4.181266166940, 0.137927394391),
+    (1.0, 0.5): (5.388540018279, 3.024066018375, 0.207693596203, 2.358290299965),
+}
+
+
+@pytest.mark.parametrize("engine", ["matrix", "tiles:5"])
+@pytest.mark.parametrize("case", RINCE)
+def test_fifty_steps_of_rince(case, engine):
+    draw = torch.Generator().manual_seed(0)
+    views = torch.randn(2, 6, 12, generator=draw, dtype=torch.float64)
+    weight, found = torch.randn(12, 8, generator=draw, dtype=torch.float64) / 4, []
+    for step in range(50):
+        weight.requires_grad_()
+        loss = cp.RINCE(0.5, q=case[0], lam=case[1])(*(views @ weight), engine=engine)
+        (slope,) = torch.autograd.grad(loss, weight)
+        weight = (weight - 0.1 * slope).detach()
+        if step in (0, 49):
+            found += [loss.item(), slope.norm().item()]
+    assert found == pytest.approx(RINCE[case], rel=1e-9)

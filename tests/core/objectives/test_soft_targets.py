@@ -58,6 +58,35 @@ def test_cross_entropy_with_probabilities(engine, weight, keys):
     torch.testing.assert_close(*slopes, rtol=1e-10, atol=1e-12)
 
 
+def xclr(z: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
+    """X-CLR as its paper writes it, with plain sums: its authors have published no code.
+
+    ``1/2N sum_i H(s_i, p_i)`` over both views of all samples, of which ``z`` is ``(2N, d)``; ``p_i`` and ``s_i`` are
+    softmaxes over the others, of similarities of embeddings and of captions. A sample's views share its caption.
+    """
+    z, captions = normalize(z, dim=1), normalize(captions, dim=1).repeat(2, 1)
+    others = 1 - torch.eye(len(z), dtype=z.dtype)
+    p, s = (torch.exp(x @ x.T / t) * others for x, t in ((z, T), (captions, TAU)))
+    p, s = p / p.sum(1, keepdim=True), s / s.sum(1, keepdim=True)
+    return -(s * torch.log(p + torch.eye(len(z)))).sum() / len(z)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fifty_steps_of_xclr(engine):
+    """A linear encoder that is trained by either stays the same."""
+    samples, captions = batch(2, 6, width=8), batch(6, width=4, seed=1)
+    ours, theirs = (batch(8, width=5, seed=2) for _ in range(2))
+    for _ in range(50):
+        a, b = ours.requires_grad_(), theirs.requires_grad_()
+        guide = (captions, captions)
+        found = cp.SoftTargets(T, tau=TAU)(*(samples @ a), guide=guide, pairing="views", engine=engine)
+        expected = xclr((samples @ b).flatten(0, 1), captions)
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+        slopes = [torch.autograd.grad(x, w)[0] for x, w in ((found, a), (expected, b))]
+        torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
+        ours, theirs = (a - 0.5 * slopes[0]).detach(), (b - 0.5 * slopes[1]).detach()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_targets_on_the_positive_alone_are_infonce(engine):
     z1, z2 = batch(2, 7)
