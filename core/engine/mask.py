@@ -57,12 +57,14 @@ class Tile(NamedTuple):
 
     def total(self, x: Tensor, dim: int, workspace: Workspace) -> Tensor:
         """Sum finite values along ``dim``, each as often as its key counts; excluded diagonals are zero already."""
-        factor = self.factor(dim)
-        if factor is None:
+        if self.keep:
+            x = torch.mul(x, self.keep[1 - dim], out=workspace("counted", x.shape))
+        if not self.log_weights:
             return x.sum(dim)
-        if factor.shape != x.shape:
-            return (x if dim else x.t()).mv(factor.flatten())
-        return torch.mul(x, factor, out=workspace("counted", x.shape)).sum(dim)
+        weight = self.log_weights[1 - dim].exp()
+        if weight.shape == x.shape:
+            return torch.mul(x, weight, out=workspace("counted", x.shape)).sum(dim)
+        return (x if dim else x.t()).mv(weight.flatten())
 
     def clear(self, x: Tensor, value: float) -> Tensor:
         """Set the excluded diagonals to ``value``, in place."""
@@ -205,7 +207,9 @@ class Mask:
         keeps = [keep] if tile.mirror is None else [keep, keep]
         # 4. keys of weight zero
         if self.zeros:
-            keeps = [x * (weight > -math.inf) for x, weight in zip(keeps, weights, strict=False)]
+            for k, (x, weight) in enumerate(zip(keeps, weights, strict=False)):
+                out = None if checks.traced() else workspace(f"weighed {k}", x.shape)  # malloc fragments if not reused
+                keeps[k] = torch.mul(x, weight > -math.inf, out=out)
             weights = [x.masked_fill(x == -math.inf, 0.0) for x in weights]
         # 5. keys that are too similar
         if self.limits is not None and s is not None:

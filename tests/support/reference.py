@@ -182,7 +182,7 @@ def rows(batch: Batch, pairing: str, noise: Callable[[Tensor], Tensor]) -> Itera
         weights: dict[int, float] | None = None,
         own: list[tuple[int, int]] | None = None,
     ) -> Row:
-        keys, counts = apart(anchor, pos, keys, own)
+        keys, counts = apart(anchor, pos, [k for k in keys if log_weight[k] > -math.inf], own)
         found = Row(torch.stack([s[a, b] for a, b in pos]), s[anchor, keys], log_weight[keys], counts=counts)
         found.width = batch.views[0].shape[-1]
         if batch.guide is None or batch.negatives is None or batch.negative_guide is not None:

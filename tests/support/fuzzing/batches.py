@@ -33,6 +33,7 @@ CASES = st.fixed_dictionaries(
                 "labels",
                 "negatives",
                 "weighted negatives",
+                "padded negatives",
                 "negatives with ids",
                 "queue",
                 "queues",
@@ -109,7 +110,12 @@ def build(case: dict[str, Any]) -> tuple[reference.Batch, dict[str, Any], list[t
     else:
         views = [leaf(x) for x in draw(count)]
     if "negatives" in known:
-        options["negatives"] = leaf(draw(1 + case["seed"] % 2).transpose(0, 1).contiguous())
+        padded = known == "padded negatives"
+        options["negatives"] = leaf(draw(2 if padded else 1 + case["seed"] % 2).transpose(0, 1).contiguous())
+        if padded:  # one or two of each sample
+            padding = torch.rand(size, generator=g) < 0.5
+            options["negative_log_q"] = torch.zeros(size, 2, dtype=torch.float64)
+            options["negative_log_q"][padding, 1] = torch.inf
         if known == "weighted negatives":
             options["negative_weight"] = 0.7
         if known == "negatives with ids":

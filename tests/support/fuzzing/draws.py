@@ -192,7 +192,7 @@ def wraps_paper(q: Any) -> bool:
 
 
 def meets_a_pole(case: dict[str, Any]) -> bool:
-    """Whether cosines are -1, where some of ADNCE's densities vanish or are infinite."""
+    """Whether cosines are -1, where some of ADNCE's densities, and PSL's surrogate, vanish or are infinite."""
     if (
         case.get("shape") == "nearly collapsed"
         and case["dtype"] != "float64"
@@ -201,7 +201,7 @@ def meets_a_pole(case: dict[str, Any]) -> bool:
         return True  # the slope of a standard deviation of similarities that differ by their rounding alone
     if case["shape"] == "orthogonal" and '"matryoshka"' in json.dumps(case["objective"]):
         return True  # truncated to zero
-    poles = re.search('"gamma"|"rayleigh"|"weight": "chi2"', json.dumps(case["objective"]))
+    poles = re.search('"gamma"|"rayleigh"|"weight": "chi2"|"surrogate": "relu"', json.dumps(case["objective"]))
     return poles is not None and (
         case["shape"] == "line" or case["width"] == 1 or '"matryoshka"' in json.dumps(case["objective"])
     )
