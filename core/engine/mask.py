@@ -202,14 +202,14 @@ class Mask:
         # 3. positives in this tile
         if self.positives is not None:
             at = self.positives[tile.rows] - tile.keys.start
-            outside = (at < 0) | (at >= width)
-            keep = keep.scatter_reduce(1, at.clamp(0, width - 1), outside.to(keep.dtype), "amin")
+            outside = ((at < 0) | (at >= width)).to(keep.dtype)
+            scatter = keep.scatter_reduce if checks.traced() else keep.scatter_reduce_
+            keep = scatter(1, at.clamp(0, width - 1), outside, "amin")
         keeps = [keep] if tile.mirror is None else [keep, keep]
-        # 4. keys of weight zero
+        # 4. keys of weight zero; in buffers, since malloc fragments where large tensors come and go
         if self.zeros:
             for k, (x, weight) in enumerate(zip(keeps, weights, strict=False)):
-                out = None if checks.traced() else workspace(f"weighed {k}", x.shape)  # malloc fragments if not reused
-                keeps[k] = torch.mul(x, weight > -math.inf, out=out)
+                keeps[k] = torch.mul(x, weight > -math.inf, out=None if checks.traced() else workspace(f"{k}", x.shape))
             weights = [x.masked_fill(x == -math.inf, 0.0) for x in weights]
         # 5. keys that are too similar
         if self.limits is not None and s is not None:
