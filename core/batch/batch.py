@@ -327,9 +327,7 @@ class Batch:
             raise ValueError(f"ids= or labels= with {self.bank}: needs those of the keys, cp.Keys(..., ids=...).")
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
-                raise ValueError(
-                    f"{name}= goes with pairings of the batch itself, not with queue=, negatives= or labels=."
-                )
+                raise ValueError(f"{name}= goes with pairings of the batch itself, not queue=, negatives= or labels=.")
 
     def _check_choices(self) -> None:
         check_known("empty: unknown value", self.empty, EMPTY)

@@ -51,9 +51,7 @@ class DistancePolarization(Objective, name="dp"):
     def __post_init__(self) -> None:
         low, high = self._hyper["low"], self._hyper["high"]
         if bounds(low)[1] >= bounds(high)[0]:
-            raise ValueError(
-                f"DistancePolarization: low must be smaller than high, got low={text(low)}, high={text(high)}."
-            )
+            raise ValueError(f"DistancePolarization: expected low < high, got low={text(low)}, high={text(high)}.")
 
     @property
     def couples_anchors(self) -> bool:
@@ -131,7 +129,7 @@ def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> 
     tensor(12.)
     """
     if not low < high:
-        raise ValueError(f"pairs_in_margin: low must be smaller than high, got low={low!r}, high={high!r}.")
+        raise ValueError(f"pairs_in_margin: expected low < high, got low={low!r}, high={high!r}.")
     checks.require_matrix(embeddings, "pairs_in_margin", "(batch, width)")
     with torch.no_grad():
         z = unit(widen(checks.require_finite(embeddings, "pairs_in_margin")))

@@ -32,9 +32,7 @@ class SigLIP(Objective, name="siglip"):
     cost = "a softplus in place of an exponential"
     pairing = "one_way"
 
-    temperature: Real = Real(
-        "t", above=0, default=0.1, always=True, doc="``t`` > 0, one over the paper's scale ``t'``."
-    )
+    temperature: Real = Real("t", above=0, default=0.1, always=True, doc="``t`` > 0, 1 over the paper's scale ``t'``.")
     bias: Real = Real("b", default=-10.0, doc="Added to all ``s / t``; about minus the log of the number of negatives.")
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:

@@ -188,9 +188,7 @@ class Comparison:
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
             why = "the script's own loss stays as it is, and other rows have no number to try (t=host is none)"
             self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
-        self.notes += ["where the best value is at the edge of its grid, try more: --tune or --grid"] * bool(
-            self.remarks
-        )
+        self.notes += ["if the best value is at the edge of its grid, try more: --tune or --grid"] * bool(self.remarks)
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
         self.remarks |= {row: FOLLOWS for spec, row in best.items() if at_temperature(spec, self.own, 2) is None}

@@ -2,8 +2,8 @@
 
 Every treatment trains for a quarter of the script's length, with one seed; the best ones, and the script's own loss,
 train to the end with several seeds, at temperatures that are tuned there. The best other treatment is then compared on
-fresh seeds with this loss at its best temperature, and that with itself trained longer or, where nothing is better, at
-the temperature that the script has.
+fresh seeds with this loss at its best temperature, or as the script has it where that is better there, and, unless only
+tuning has gained, this with itself trained longer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -32,6 +33,7 @@ from ..store.run import TUNING, Run
 from . import race_page
 from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
+from .metrics import Metric
 from .race_page import Arm, Points
 from .running import LOG, NO_SEED, read_again
 from .settings import HOST, SHARE, TEMPERATURES
@@ -66,16 +68,22 @@ class Race(Comparison):
 
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
-        self.left = self.arguments.settings.budget + (2 + LONGER) * self.arguments.seeds  # at most
+        self.left = self.arguments.settings.budget + (3 + LONGER) * self.arguments.seeds  # at most
         self._search()
         ranking = ranked(self.arms)
         tuned = next((arm for arm in ranking if arm.own), self.arms[0])
         if math.isnan(tuned.full):
             raise ValueError("your loss gave no number at the whole length; the output of its runs has the reason.")
-        rival, others = tuned, [arm for arm in ranking if not arm.own]
+        others, beside = [arm for arm in ranking if not arm.own], HOST
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
-        self.left = (1 + bool(others) + max(tuned.text != HOST, LONGER * bool(self.flag))) * len(seeds)
+        self.left = (1 + bool(others) + (1 if tuned.text != HOST else LONGER * bool(self.flag))) * len(seeds)
         runs = self._confirm([tuned.text], seeds)
+        if tuned.text != HOST and not self._lost(runs) and not self._lost(own := self._confirm([HOST], seeds)):
+            by = partial(self._value, by=self.confirmed_by)
+            if fmean(map(by, own)) >= fmean(map(by, runs)):  # tuning has not gained: the better one is harder to beat
+                tuned, beside = self.arms[0], tuned.text
+            runs += own
+        rival = tuned
         for arm in others if not self._lost(runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
             more = self._confirm([arm.text], seeds)
@@ -87,12 +95,10 @@ class Race(Comparison):
         lower, margin = self.settings.lower, self.settings.margin
         compare = partial(report.summarise, baseline=tuned.text, lower=lower, margin=margin)
         metrics, lost = [self.confirmed_by.name], self._lost(runs)
-        last: dict[str, Any] = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
-        if tuned.text != HOST and (lost or not _is_better(compare(runs, metrics=metrics), rival.text)):
-            last = {}  # shows what tuning has gained; both would cost more than a winner's confirmation
-        if (self.flag or not last) and not lost:
-            self.left = (LONGER if last else 1) * len(seeds)
-            more = self._confirm([tuned.text if last else HOST], seeds, **last)
+        if self.flag and not lost and (tuned.text == HOST or _is_better(compare(runs, metrics=metrics), rival.text)):
+            self.left = LONGER * len(seeds)
+            longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
+            more = self._confirm([tuned.text], seeds, **longer)
             runs += more if not self._lost(more) else []
         even = [run for run in runs if run.done and run.arguments.get("length") is None]
         errors = self._lost(runs) + [error for _, error in uneven(even) if not self.settings.any_length]
@@ -106,9 +112,13 @@ class Race(Comparison):
         search = len(self.arms) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(ended) + counted
         cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         better = _is_better(summary, rival.text)
-        winner = rival if better else tuned
+        compared = summary.columns[0].compared
+        if beside != HOST and (gain := compared.get(beside)):  # of the temperature that has not gained
+            compared[HOST] = replace(gain, difference=-gain.difference, low=-gain.high, high=-gain.low)
+        tuning = compared.get(HOST)
+        winner = rival if better else self.arms[0] if tuning and not tuning.different else tuned  # as it is
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
-        said = sentence(rival.text, tuned.text, summary.columns[0].compared, label, times, better, lower)
+        said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
         said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
         if self.skipped:
             others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
@@ -170,7 +180,7 @@ class Race(Comparison):
         others = sorted((arm for arm in self.arms if not arm.own), key=lambda arm: arm.short)
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
         room = most - len(ended)
-        self.left = max(1, room) * self.tune_seeds + (2 + LONGER) * self.arguments.seeds  # not all of the budget
+        self.left = max(1, room) * self.tune_seeds + (3 + LONGER) * self.arguments.seeds  # not all of the budget
         ended += self._climb([*best.values()][::-1][: max(1, room // 2)], room)
         for arm in self.arms:
             arm.dropped = arm not in ended
@@ -285,8 +295,8 @@ class Race(Comparison):
         cells = [self.cell(text, seed, purpose=TUNING, **more) for text, seed in product(texts, each)]
         return self._run_cells(cells, [self.chosen_by], **{"total": len(cells), **part})
 
-    def _value(self, run: Run) -> float:
-        return self.sign * float((run.result or {}).get(self.chosen_by.name, math.nan))
+    def _value(self, run: Run, by: Metric | None = None) -> float:
+        return self.sign * float((run.result or {}).get((by or self.chosen_by).name, math.nan))
 
     def _points(self, run: Run, length: float, value: float) -> Points:
         """Return the numbers that a run wrote while it trained, or else the arm's value at this length."""
