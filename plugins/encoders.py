@@ -93,9 +93,7 @@ class OwnGuide:
         if found is None and not embedding and (x.is_leaf or not x.requires_grad):
             return x  # data
         if found is None:
-            raise ValueError(
-                f"{(*x.shape,)} embeddings are not what a module returned, so that the encoder is unknown."
-            )
+            raise ValueError(f"{(*x.shape,)} embeddings are not what a module returned, so the encoder is unknown.")
         _, module, arguments, place = found
         key = type(module), *(map(id, [*module.parameters()] or [module]))  # a slice of a Sequential is new each time
         if key not in self._copies:
