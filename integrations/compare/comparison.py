@@ -108,8 +108,7 @@ class Comparison:
             for spec in self.specs:
                 sharper = first_temperature(cp.treatment(spec, "infonce"), 1.0) != 1  # than InfoNCE: HCL
                 if sharper and (at := at_temperature(spec, self.own) or spec) not in self.specs:
-                    told = f"{quoted(spec)} has the temperature of your loss; a better start is {quoted(at)}"
-                    self.notes.append(told)
+                    self.notes.append(f"{quoted(spec)} has your loss's temperature; a better start is {quoted(at)}")
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
@@ -120,9 +119,9 @@ class Comparison:
             print_line(f"{plural(len(rows), 'row')}, {plural(len(seeds), 'seed')}: {plural(len(grid), 'run')}; {where}")
             if before := sum(Run(given.out, cell).done for cell in grid if given.resume):
                 print_line(f"{before} of {len(grid)} runs are done already")
-        if given.seeds <= FEWEST:
-            self.notes.append(FEW)
-            print_line(FEW)
+        self.notes += [FEW] * (given.seeds <= FEWEST)
+        for note in self.notes:
+            print_line(note)
         if not available():
             print_line(f"Means only: {MISSING}.")
         early, baseline, runs = EQUAL * len(rows), self.baseline, list[Run]()
@@ -273,7 +272,7 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
             return
     base = rows.pop(baseline, {})
     ratios = {row: [value / base[seed] for seed, value in by.items() if seed in base] for row, by in rows.items()}
-    if times := {row: values for row, values in ratios.items() if values}:
+    if times := {row: values for row, values in ratios.items() if len(values) > 1}:  # one may be a busy moment
         ranges = {row: f" ({min(some):.2f} to {max(some):.2f})" * (len(some) > 1) for row, some in times.items()}
         yield f"{about}: {', '.join(f'{row} {median(values):.2f}{ranges[row]}' for row, values in times.items())}"
     if slow := [row for row, values in times.items() if len(values) >= FEWEST and min(values) > TOLERANCE]:

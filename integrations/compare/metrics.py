@@ -97,7 +97,7 @@ class Written:
         if found := _files(self.out, pattern):
             return found
         if not (found := _files(self.folder, pattern)):
-            raise FileNotFoundError(f"no {pattern} in {self.out}, nor in {self.folder}")
+            raise FileNotFoundError(f"no {pattern} in {self.out} ({{out}}), nor in {self.folder}")
         current = [file for file in found if self.began <= file.stat().st_mtime_ns <= self.ended]
         if not current:
             when = "before this run began" if found[-1].stat().st_mtime_ns < self.began else "after this run had ended"

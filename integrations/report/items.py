@@ -63,7 +63,8 @@ class ItemReport:
         if not verdict.tested:
             return f"{row} minus {self.baseline} {sizes}, {FEWEST} items or more tell"
         text = f"{row} minus {self.baseline} {sizes} {verdict.word}, p = {verdict.corrected:.2g}"
-        text += f" (by permutation {self.permutation[row]:.2g})" if row in self.permutation and not again else ""
+        if (p := self.permutation.get(row)) is not None and not again:
+            text += f" (by permutation {p:.2g}{', not corrected' * (len(self.permutation) > 1)})"
         if verdict.kind == "cannot tell" and not again:
             missing = f"about {verdict.missing}" if verdict.missing < MANY else f"over {MANY}"
             text += f", {missing} more items would tell"
@@ -153,7 +154,7 @@ def _file(run: Run, place: str) -> Path:
     folders = [run.file("out"), run.path]
     if found := [file for folder in folders for file in sorted(folder.glob(relative(place))) if file.is_file()]:
         return found[0]
-    raise ValueError(f"{run.title}: no {place} in {folders[0]}; scores per item are written by the script.")
+    raise ValueError(f"{run.title}: no {place} in {folders[0]}, which is {{out}} in the script's arguments.")
 
 
 def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[int, Floats]], Floats | None]:

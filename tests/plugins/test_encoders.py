@@ -76,9 +76,7 @@ def test_the_encoder_of_the_first_step_guides(way, kind):
 )
 def test_embeddings_of_an_unknown_encoder_are_refused(way):
     net, seam = Encoder().double(), Seam("infonce:t=0.5; guide=self; margin=0.1")
-    with pytest.raises(
-        SeamError, match=r"guide=self.*at toy, .* not what a module returned, so the encoder is un"
-    ):
+    with pytest.raises(SeamError, match=r"guide=self.*at toy, .* not what a module returned, so the encoder is un"):
         Embeddings(seam, "toy", "infonce:t=0.5", lambda a, b: Call((a, b)))(*way(net, *DATA[0]))
     seam.end()
 

@@ -164,8 +164,9 @@ def test_time_is_stated(done):
         ("host", 1, 9, 0.1, 3),
         ("hcl", 1, 9, 0.21, 4),
     )
+    assert not [*_time_notes(runs[:2], "host")]  # one run each may be a busy moment
     (note,) = _time_notes(runs, "host")
-    assert note == "time of a step, as a multiple of host's: hcl 2.25 (2.10 to 2.40), dcl 1.00"
+    assert note == "time of a step, as a multiple of host's: hcl 2.25 (2.10 to 2.40)"
     runs += done(("host", 2, 9, 0.1, 1), ("hcl", 2, 9, 0.22, 2))
     notes = list(_time_notes(runs, "host"))  # two seeds may be a busy machine
     assert notes[1].startswith("hcl had more time than host; train host longer")

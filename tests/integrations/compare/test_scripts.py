@@ -97,10 +97,12 @@ def test_the_scripts_own_loss_and_another(here, capsys):
     specs = "--own infonce:t=0.02 --objective host infonce:t=0.2 'host; duplicates' hcl"
     line = f"{TOLD} {specs} --seed 3 --seeds 1 --seed-flag --seed {READ} --report --json"
     assert main(["compare", *shlex.split(f"{line} -- train.py")]) == 0
-    found = rows(said := capsys.readouterr().out)
+    said, told = capsys.readouterr()
+    found = rows(said)
+    assert told.index("a better start is") < told.index("runs and logs: ")  # not only in the report
     differs = "settings of their own, where other rows have the host's: infonce:t=0.2 (temperature)"
     assert differs in (notes := json.loads(said)["notes"])
-    assert "hcl has the temperature of your loss; a better start is hcl:t=0.04" in notes
+    assert "hcl has your loss's temperature; a better start is hcl:t=0.04" in notes
     assert '"host; duplicates": it left out no key, so it was your loss' in " ".join(notes)
     assert found["host; duplicates"]["remark"] == "left out no key"
     assert found["host"]["values"] == {"3": expected}

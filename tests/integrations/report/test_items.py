@@ -90,6 +90,9 @@ def test_of_means_it_is_the_paired_t_test():
     expected = ttest_rel(rows["b"][0].scores, rows["a"][0].scores).pvalue
     assert found.these["b"].p == pytest.approx(expected, rel=1e-9)
     assert found.permutation["b"] == pytest.approx(expected, rel=0.2)
+    assert "corrected" not in "".join(found.sentences())
+    two = compare_items("", "a", {**rows, "c": rows["b"]}, seeds=False, draws=200)
+    assert "".join(two.sentences()).count(", not corrected)") == 2  # the p-value before it is, after Holm
 
 
 def lines(path, rows):
