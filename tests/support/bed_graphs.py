@@ -83,7 +83,7 @@ contrast, groups = Contrast(16, 0.8, 0.5), torch.arange(12) % 6
 train(lambda a, b: contrast(a, b, (groups[:, None] == groups).float().to_sparse()), modules=[contrast])
 """,
         losses=[("contrast.py", "nca", 1.25, "")],
-        command=REPLACE,
+        command=SITE,
     ),
     "SELFRec InfoNCE": Member(
         folder="SELFRec",
@@ -141,6 +141,7 @@ for _ in range(6):
     optimizer.step()
 """,
         [("model.py", IN, 5, "one key")] * 2,
+        "--product",
     ),
     "DuoRec": Member(
         "DuoRec",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bed import IN, OUT, Member
+from bed import IN, OUT, UNKNOWN, Member
 
 ANY = "inject"  # any road
 
@@ -128,8 +128,8 @@ train(lambda a, b: criterion(norm(a[:6]), norm(b[:6]), norm(a[6:]))[0], modules=
         )
         for name, call, form, scale, command in (
             ("fixed cosine", "FixedCosineInfoNCE(0.1)", OUT, 10, True),
-            ("learnable cosine", "LearnableCosineInfoNCE(0.1)", OUT, 10, True),
-            ("fixed euclidean", "FixedEuclideanInfoNCE(1.0)", "infonce", 0, False),
+            ("learnable cosine", "LearnableCosineInfoNCE(0.1)", OUT, 10, False),
+            ("fixed euclidean", "FixedEuclideanInfoNCE(1.0)", UNKNOWN, 0, False),
         )
     },
     "CoSeRec": Member(
