@@ -59,7 +59,7 @@ def test_cross_entropy_with_probabilities(engine, weight, keys):
 
 
 def xclr(z: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
-    """X-CLR as its paper writes it, with plain sums: its authors have published no code.
+    """X-CLR as its paper writes it, with plain sums: no code of its authors was found.
 
     ``1/2N sum_i H(s_i, p_i)`` over both views of all samples, of which ``z`` is ``(2N, d)``; ``p_i`` and ``s_i`` are
     softmaxes over the others, of similarities of embeddings and of captions. A sample's views share its caption.
