@@ -512,7 +512,7 @@ class Hopfield:
 
 train(lambda a, b: methods.cloob(norm(a), norm(b), 14.3, Hopfield()))
 """,
-        [("methods.py", OUT, 14.3, "")] * 2,
+        [("methods.py", OUT, 14.3, "")],  # a function that is called twice
         ANY,
     ),
     "ContrastiveSeg": Member(
