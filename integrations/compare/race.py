@@ -2,8 +2,8 @@
 
 Every treatment trains for a quarter of the script's length, with one seed; the best ones, and the script's own loss,
 train to the end with several seeds, at temperatures that are tuned there. The best other treatment is then compared on
-fresh seeds with this loss at its best temperature, or as the script has it where that is better there, and, unless only
-tuning has gained, this with itself trained longer.
+fresh seeds with this loss at its best temperature, or at the script's own if that one is better on them. Last, this loss
+trains longer, unless only its temperature has gained.
 """
 
 from __future__ import annotations
@@ -350,7 +350,7 @@ def sentence(
 ) -> str:
     """Return the result of the race in a sentence, with fresh seeds' verdict on ``rival``, the best other treatment."""
     own = "your loss" if tuned == HOST else f"your loss at {tuned.partition(':')[2]}"
-    more, gain, tuning = (compared.get(row) for row in (longer, rival, HOST))
+    more, gain, tuning = (compared.get(row) for row in (longer, "" if rival == tuned else rival, HOST))
     times = f"the search cost {cost:.2g} times tuning the temperature alone" if cost else NOT_TUNED
     times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if gain is not None and better:

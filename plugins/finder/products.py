@@ -154,7 +154,7 @@ def _by_values(name: str, out: Tensor, of: Sequence[Tensor], products: Any, elem
             pairs.append((*elementwise[node], False))
         elif kind in _STEPS and len(todo) < 16 and (len(above) == 1 or number_of(node) is None):  # no learned number
             todo += above
-    if not pairs or not out.numel():
+    if not pairs or not out.numel() or any(a.is_complex() for a, *_ in pairs):
         return None
     rounding = 1e-3 if out.dtype in (torch.float32, torch.float64) else 5e-2
     value, tolerance = float(out[(0,) * out.dim()].detach()), rounding * float(out.detach().abs().max())

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -401,6 +402,28 @@ def loss(a, b):
     code, said = run(part)
     assert (code, "a part of the host's loss was left alone" in said) == (4, True)
     assert run([*part, "--only"])[0] == 0
+
+
+COMPLEX = """
+import torch
+import torch.nn.functional as F
+
+layer = torch.nn.Linear(6, 8)
+for _ in range(4):
+    x = torch.randn(8, 6)
+    a, b = layer(x), layer(x + 0.1)
+    gaps = (torch.fft.fft(a)[:, None] - torch.fft.fft(b)[None]).pow(2).sum(-1)
+    loss = F.cross_entropy(F.normalize(a) @ F.normalize(b).T / 0.1, torch.arange(8)) + gaps.abs().mean()
+    loss.backward()
+"""
+
+
+def test_complex_numbers_beside_the_loss_are_no_distances(find):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # torch warns where it discards imaginary parts
+        found = find(COMPLEX)
+    (loss,) = found.losses
+    assert loss["ours"]
 
 
 SPAWNED = """

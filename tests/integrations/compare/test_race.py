@@ -80,6 +80,9 @@ def test_says_what_is_shown_and_no_more():
     said = race.sentence("host", "host", {"host": None}, "", cost, better=False)
     none = "no other treatment could be compared with your loss"
     assert said == f"{none}; the search cost 2 times tuning the temperature alone."
+    said = race.sentence("host", "host", {"host": rows["host"]}, "", cost, better=False)  # which has a verdict
+    assert said.startswith(f"{none}: tuning gained ")
+    assert "the best other" not in said
 
 
 def test_the_best_other_treatment_is_one_that_gave_numbers():
