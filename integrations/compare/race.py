@@ -2,8 +2,8 @@
 
 Every treatment trains for a quarter of the script's length, with one seed; the best ones, and the script's own loss,
 train to the end with several seeds, at temperatures that are tuned there. The best other treatment is then compared on
-fresh seeds with this loss at its best temperature, or at the script's own if that one is better on them. Last, this loss
-trains longer, unless only its temperature has gained.
+fresh seeds with this loss at its best temperature, or at the script's own if that one is better on them. Last, this
+loss trains longer, unless only its temperature has gained.
 """
 
 from __future__ import annotations
