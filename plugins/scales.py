@@ -124,9 +124,7 @@ class Scales:
             return float(finding["scale"])
         if finding["scale_variable"] is None:
             learned = ", ".join(finding["learned"])
-            raise SeamError(
-                f"the scale at {where} is learned ({learned}), and no variable holds it: give --scale {NAME}"
-            )
+            raise SeamError(f"the scale at {where} is learned ({learned}), but in no variable: give --scale {NAME}")
         value = named(finding["scale_variable"], frame)
         return value if isinstance(value, Tensor) else float(value)
 

@@ -26,9 +26,7 @@ class AlphaCL(Objective, name="alphacl"):
     cost = "a softmax"
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
-    power: Real = Real(
-        above=0, default=4.0, doc="Exponent of the distance, > 0; the official code calls it ``tau_plus``."
-    )
+    power: Real = Real(above=0, default=4.0, doc="Exponent of the distance, > 0; ``tau_plus`` in the official code.")
     normalize: Flag = Flag(default=True, doc="Divide by the sum of the weights.")
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
