@@ -75,6 +75,12 @@ def command(arguments: argparse.Namespace) -> int:
         notes = kept["notes"] if alone else [f"{kept['about']}: {note}" for note in kept["notes"]]
         summary.notes[:0] = [note for note in notes if note not in summary.notes]
         summary.remarks.update(kept["remarks"] if alone else {})
+        if kept.get("items") and not arguments.items:
+            try:
+                found = report.over_items(summary, items.parse(kept["items"]), arguments.margin, kept["about"])
+                summary.items.extend([*found])
+            except (ValueError, argparse.ArgumentTypeError) as error:  # of runs that were copied without their files
+                summary.notes.append(f"no verdicts over items: {error}")
     for source in arguments.items:
         summary.items.extend(report.over_items(summary, source, arguments.margin))
     print(report.RENDER[arguments.format](summary))

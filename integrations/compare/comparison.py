@@ -152,9 +152,13 @@ class Comparison:
             told = f"all seeds give the same numbers: no verdict, only seed {seed} is shown; {NO_SEED}"
             self.notes.append(stopped + told)
             done = [run for run in done if run.arguments["seed"] == seed]
-        names = list(dict.fromkeys(name for run in done for name in run.record["result"]))
+        names = {
+            name: [run.record["result"].get(name) for run in done] for run in done for name in run.record["result"]
+        }
+        if settings.items and (mean := names.pop(settings.items.name, None)) not in [None, *names.values()]:
+            names[settings.items.name] = mean or []  # which is no metric of the script's, too
         known = baseline if any(run.name == baseline for run in done) else None
-        summary = report.summarise(done, baseline=known, metrics=names, lower=settings.lower, margin=settings.margin)
+        summary = report.summarise(done, baseline=known, metrics=[*names], lower=settings.lower, margin=settings.margin)
         if settings.items:
             summary.items.extend(report.over_items(summary, settings.items, settings.margin))
         summary.remarks.update(self.remarks)
@@ -163,7 +167,7 @@ class Comparison:
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
         own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]
-        write_notes(done, own_notes, summary.remarks)
+        write_notes(done, own_notes, summary.remarks, settings.items.text if settings.items else None)
         summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
@@ -279,9 +283,11 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
-def write_notes(runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str]) -> None:
-    """Keep a comparison's notes on its runs and rows, such as how they were tuned, for reports."""
-    kept = {"about": runs[0].arguments["dataset"], "runs": sorted(run.folder.name for run in runs)}
+def write_notes(
+    runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], items: str | None = None
+) -> None:
+    """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its --items, for reports."""
+    kept = {"items": items, "about": runs[0].arguments["dataset"], "runs": sorted(run.folder.name for run in runs)}
     name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
     connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())
 

@@ -28,7 +28,7 @@ class Settings:
     objective: Sequence[str] = setting((), flag=False)
     metric: Sequence[Metric] = setting(
         (),
-        "the numbers to compare, one or more, such as json:results.json:test.accuracy (required)",
+        "the numbers to compare, one or more, such as json:results.json:test.accuracy (required, or --items)",
         type=Metric.parse,
         nargs="+",
         metavar="METRIC",

@@ -138,9 +138,12 @@ def compare_items(
     return ItemReport(title, baseline, count, shown, values, *verdicts)
 
 
-def over_items(report: Report, source: Source, margin: float | None = None) -> Iterator[ItemReport]:
-    """Compare the items that the runs of a report have written, in each of its data sets and settings."""
-    for column in {(c.domain, c.dataset, c.setting): c for c in report.columns}.values():
+def over_items(
+    report: Report, source: Source, margin: float | None = None, dataset: str | None = None
+) -> Iterator[ItemReport]:
+    """Compare the items that the runs of a report have written, in each of its settings and data sets, or in one."""
+    own = [column for column in report.columns if dataset in (None, column.dataset)]
+    for column in {(c.domain, c.dataset, c.setting): c for c in own}.values():
         models = {
             row: {run.arguments["seed"]: read(_file(run, source.place), source.what) for run in cell.runs}
             for row, cell in column.cells.items()

@@ -85,5 +85,7 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
-    classes = bool(CLASSES.fullmatch(re.findall(r"\w+", path)[-1])) or (kind == "ids" and 10 * distinct <= len(x))
+    name = re.findall(r"\w+", path)[-1].lower()
+    few = kind == "ids" and 10 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
+    classes = bool(CLASSES.fullmatch(name)) or few
     return {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes} if distinct > 1 else None

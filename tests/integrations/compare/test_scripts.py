@@ -116,6 +116,36 @@ def test_the_scripts_own_loss_and_another(here, capsys):
         assert (run.path / "out" / "results.json").exists()
 
 
+def test_verdicts_over_items_are_in_later_reports(here, capsys):
+    train = (
+        (here / "train.py")
+        .read_text()
+        .replace("results = ", "hits = [float(accuracy()) for _ in range(12)]\n    results = ")
+    )
+    train += """
+with (args.out / "items.jsonl").open("w") as file:
+    file.writelines(json.dumps({"query": i, "hit": hit}) + "\\n" for i, hit in enumerate(hits))
+(args.out / "mean.json").write_text(json.dumps({"mean": sum(hits) / len(hits)}))
+"""
+    (here / "train.py").write_text(train)
+    line = f"{TOLD} --objective host infonce:t=0.2 --seeds 1 --seed-flag --seed --items jsonl:items.jsonl:query:hit"
+    line += " --metric json:mean.json:mean -- train.py --out {out}"
+    assert main(["compare", *shlex.split(line)]) == 0
+    said = capsys.readouterr().out
+    verdict = next(
+        line for line in said.splitlines() if "These models on new items: infonce:t=0.2 minus host +" in line
+    )
+    assert said.count("| host") + said.count("\nhost ") == 1  # the mean of the items is the metric: one table
+    assert main(["report", "runs"]) == 0
+    assert verdict in capsys.readouterr().out
+    assert main(["report", "runs", "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"][0]["these"]["infonce:t=0.2"]["kind"] == "different"
+    for run in store.find_runs("runs"):
+        (run.path / "out" / "items.jsonl").unlink()
+    assert main(["report", "runs"]) == 0
+    assert "no verdicts over items: " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("host", [TOLD, pytest.param("auto", marks=pytest.mark.slow)])
 def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capfd, monkeypatch, host):
     script = here / "train.py"
