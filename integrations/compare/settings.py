@@ -28,14 +28,14 @@ class Settings:
     objective: Sequence[str] = setting((), flag=False)
     metric: Sequence[Metric] = setting(
         (),
-        "the numbers to compare, one or more, such as json:results.json:test.accuracy (required, or --items)",
+        "the numbers to compare, one or more, such as json:results.json:test.accuracy (required)",
         type=Metric.parse,
         nargs="+",
         metavar="METRIC",
     )
     items: Metric | None = setting(  # noqa: RUF009
         None,
-        "scores per test item that each run writes, npy:FILE or jsonl:FILE:ID:SCORE, for verdicts over items (none)",
+        "scores per test item that each run writes, npy:FILE or jsonl:FILE:ID:SCORE; their mean is a metric (none)",
         type=lambda text: Metric.parse(items.parse(text).text),  # refuses other metrics
         metavar="ITEMS",
     )
