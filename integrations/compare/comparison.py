@@ -62,6 +62,7 @@ class Comparison:
     """A comparison, checked with the plugins of the host."""
 
     command = "compare"
+    fixed = 0.0  # share of a whole run's time that does not depend on its length, as far as is known
 
     def __init__(self, arguments: argparse.Namespace, seam: Sequence[str]) -> None:
         self.arguments = arguments
@@ -211,7 +212,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        part["after"] = self.left / share
+        part["after"] = self.left / (self.fixed + share * (1 - self.fixed))
         runs, _ = flags.run_cells(run_script, cells, given, self.command, failed=True, **part)
         typed = [spec.partition(";")[2].strip() for spec in self.settings.objective if ";" in spec]
         for run in runs:

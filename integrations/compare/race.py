@@ -248,7 +248,11 @@ class Race(Comparison):
             if self.flag and self.confirmed_by is not self.chosen_by:  # a wrong name of the former is said now
                 read_again(runs, [self.confirmed_by])
                 read_again(runs, [self.chosen_by])
-            all_of_it = (SHARE * self.left + 1) * runs[0].record.get("seconds", 0.0) / flags.concurrent(self.arguments)
+            seconds = runs[0].record.get("seconds", 0.0)
+            start = max(0.0, seconds - ((runs[0].details if runs[0].done else {}).get("training_seconds") or seconds))
+            whole = start + SHARE * (seconds - start)
+            self.fixed = start / max(whole, 1e-9)
+            all_of_it = (self.left + 1 / SHARE) * whole / flags.concurrent(self.arguments)
             print_line(f"all of it takes at most about {duration(all_of_it)} if each step is as fast as in this one")
         runs += self._train(texts[len(runs) :], short, share=1 / SHARE, before=len(runs), total=len(texts))
         for arm, run in zip(new, runs, strict=True):
