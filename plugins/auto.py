@@ -194,6 +194,7 @@ def conclude(
     data["hosts"] = _known_hosts(places, lines)
     known = [["counterpoint", "inject", name, *objective_of(objective, sound[0])] for name in data["hosts"] if sound]
     unseen = [name for name in data["hosts"] if not losses and registry.load(name).scale]
+    known = known if only or all(loss["form"] for loss in losses) else []  # a host's function may compute the others
     known += [["counterpoint", "inject", name, "--objective", objective or "infonce:t=host"] for name in unseen]
     ready = commands_of(losses, objective)
     covered = [id(loss) for _, group in ready for loss in group]

@@ -49,7 +49,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 
     add = parser.add_argument
     add("--objective", default="host", metavar="SPEC", help="what to train with; host is its own loss (%(default)s)")
-    scale = "what similarities are multiplied by: a number, or a name at the site, self.logit_scale.exp (measured)"
+    scale = "what similarities are multiplied by: a number, a name at the site, or changing (measured at first)"
     add("--scale", metavar="S", help=only("scale", "logits, clip and sentence_transformers only", scale))
     bias = "what is added to binary logits: a number, or a name at the site, self.logit_bias (measured)"
     add("--bias", metavar="B", help=only("bias", "logits only", bias))

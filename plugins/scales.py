@@ -26,6 +26,7 @@ CALLS = 3  # of each line to measure
 ROUNDED = 0.01  # a scale that the user rounds, 14.3 for one over 0.07, differs by less
 WHAT = "what similarities are multiplied by, usually one over the temperature, 20 for 0.05"
 NAME = "the name that it has there, as in --scale self.logit_scale.exp"
+CHANGING = "changing"  # as --scale: measured in every call
 
 
 class Scales:
@@ -33,13 +34,14 @@ class Scales:
 
     Args:
         seam: of this run; its notes say what was measured.
-        option: ``--scale``: a number, a name at the site, or None to take what is measured.
+        option: ``--scale``: a number, a name at the site, :data:`CHANGING`, or None to take what is measured.
     """
 
     otherwise: str = ""  # a name at the sites, for logits that no product of embeddings leads to
 
     def __init__(self, seam: Seam, option: str | None) -> None:
-        self.seam, self.option = seam, option
+        self.seam, self.changes = seam, option == CHANGING
+        self.option = option = None if self.changes else option
         self.number = None if option is None else as_number(option)
         self.measured: dict[str, list[Finding | None]] = {}
         self.watch: Watch | None = None
@@ -60,7 +62,7 @@ class Scales:
         measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
         if measures:
             assert self.watch is not None
-            findings.append(None)
+            findings[:] = [*([] if self.changes else findings), None]
             with suppress(RuntimeError):  # the script must not fail where only the measurement does
                 findings[-1] = scale_of(self.watch, logits, biased)
         elif logits.requires_grad and not findings and torch.overrides._get_current_function_mode() is None:
@@ -161,14 +163,17 @@ class Scales:
         first = float((findings[0] or finding)["scale"])
         fixed = (self.option is None or self.number is not None) and not finding["learned"]
         if taken and fixed and relative(measured, first) > rounding:
-            raise SeamError(f"the scale at {where} changes from {first:g} to {measured:g}: give --scale {NAME}")
+            raise SeamError(
+                f"the scale at {where} changes from {first:g} to {measured:g}: --scale {CHANGING}, or {NAME}"
+            )
         if self.option is not None and relative(value, measured) > rounding:
             raise SeamError(
                 f"{text} is wrong: cosines are multiplied by {measured:.6g} at {where}, not by {value:.6g}. Leave "
                 "--scale out, and what is measured is taken"
             )
-        origin = "learned" if finding["learned"] else "constant"
-        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {len(findings)} calls"
+        origin = "learned" if finding["learned"] else "changing" if self.changes else "constant"
+        calls = "each call" if self.changes else f"{len(findings)} calls"
+        self.seam.notes[where] = f"cosines times {measured:.6g}, {origin}, measured in {calls}"
 
 
 def as_number(option: str, signed: bool = False) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from .frames import function_name
 from .functions import fitted, function_of, gradients, nearest, tolerance_of
@@ -141,7 +142,8 @@ def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> t
     """Return a group and its form, with the similarities ``alone`` of the same anchors if it has a form with these."""
     first = group[0]
     for product, g in alone:
-        if any(len(x) == len(first.s) and _same(x.detach(), first.product.a.detach()) for x in (product.a, product.b)):
+        cosine = product.cosine or first.product.cosine
+        if any(len(x) == len(first.s) and _same(x, first.product.a, cosine) for x in (product.a, product.b)):
             whole = [*group, _Unit.of_product(product, g, first.scale, first.sink)]
             if (form := _recognise(whole)) is not None:
                 return whole, form
@@ -156,7 +158,7 @@ def _groups(units: list[_Unit]) -> Iterator[list[_Unit]]:
             n, first = len(unit.s), group[0].product.a.detach()
             fits = n == len(first) or (unit.single and first.dim() == 2 and len(first) % n == 0)
             sides = (unit.product.a, unit.product.b)[: 1 + unit.single]  # pairs have no first side
-            if fits and any(_same(x.detach(), first[:n]) for x in sides):
+            if fits and any(_same(x, first[:n], unit.product.cosine or group[0].product.cosine) for x in sides):
                 group.append(unit)
                 break
         else:
@@ -169,7 +171,8 @@ def _groups(units: list[_Unit]) -> Iterator[list[_Unit]]:
     return iter(sorted((g for g in (*groups, *parts.values()) if len(g) > 1), key=len, reverse=True))
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same(a: Tensor, b: Tensor, cosine: bool = False) -> bool:
+    a, b = (normalize(x.detach(), dim=-1) if cosine else x.detach() for x in (a, b))
     return a.numel() == b.numel() and torch.allclose(a.flatten().double(), b.flatten().double(), rtol=1e-4, atol=1e-6)
 
 
@@ -217,7 +220,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "positives": layout(form.positives)
             or (entries if bool(form.positives.any()) else "those of another product"),
             "masked": float((~form.used).double().mean()),
-            "self_similarity": len(products) == 1 and _same(products[0].a.detach(), products[0].b.detach()),
+            "self_similarity": len(products) == 1 and _same(products[0].a, products[0].b),
             "gradient_difference": form.error,
         }
         # positives of a batched product are on each of its diagonals

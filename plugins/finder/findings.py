@@ -153,10 +153,11 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         finding |= {"form": "supcon", "positives": "the entries with a target, which is the same in a row"}
     else:
         rows = labels != ignore
+        rule = columns(labels, rows)
         x, labels, targets = x[rows], labels[rows], None if targets is None else targets[rows].double()
         finding["ignored"] = len(rows) - len(x)
-        finding["positives"] = columns(labels) or "the columns that the labels name"
-        if not columns(labels) and len(labels) > 1:
+        finding["positives"] = rule or "the columns that the labels name"
+        if not rule and len(labels) > 1:
             finding["doubts"].append(
                 f"labels follow no rule ({len(labels.unique())} different ones in {len(labels)} rows): columns may be "
                 "classes rather than samples"

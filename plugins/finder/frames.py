@@ -5,7 +5,7 @@ import linecache
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 
 from torch import Tensor, nn
 
@@ -79,7 +79,7 @@ def parameter_name(parameter: Tensor, stack: list[FrameType]) -> str:
     hidden: set[str] = set()
     for frame in stack:
         for name, value in [(k, v) for k, v in frame.f_locals.items() if k not in hidden]:
-            attributes = getattr(value, "__dict__", {})  # such as a trainer's model
+            attributes = {} if isinstance(value, ModuleType) else getattr(value, "__dict__", {})  # a trainer's model
             for path, each in {name: value, **{f"{name}.{k}": v for k, v in attributes.items()}}.items():
                 if each is parameter:
                     return path

@@ -92,12 +92,28 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         whole &= len(given) == len(best["arguments"])  # no other argument is the same tensor
         numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
         best["scale"] = _named(numbers, finding["scale"], finding["learned"])
+        if best["scale"] and not _only_scales(watch, root, passed[best["scale"]], tolerance_of(sink.x)):
+            finding["doubts"].append(f"{best['scale']} has another use than to multiply similarities, as in {name}")
         best["bias"] = _named(numbers, finding.get("bias"), finding.get("bias_learned", []))
         best["file"], best["function"], best["whole"] = frame.f_code.co_filename, name, whole
         best["outer"] = [f"{f.f_code.co_filename}:{function_name(f.f_code)}" for f, _ in sink.frames[i + 1 :]]
         yield best
         if whole and "anchors" not in best["as"]:
             return
+
+
+def _only_scales(watch: Watch, root: Tensor, scale: Tensor, tolerance: float) -> bool:
+    """Whether a learned scale has the gradient of a factor of the similarities, in all calls that get it."""
+    calls = [f for s in watch.sinks for f, passed in s.frames if any(x is scale for x in passed.values())]
+    of_sinks = [p for s in watch.sinks if any(f in calls for f, _ in s.frames) for p in s.walk.products]
+    products = {
+        id(p): p for p in [*of_sinks, *(p for p in watch.pairs() if any(f in calls for f in p.frames))]
+    }.values()
+    found = zip(products, gradients(root, [p.edge for p in products]), strict=True)
+    parts = [float((g.double() * p.values()).sum()) for p, g in found if g is not None]
+    (total,) = gradients(root, [scale])
+    expected, size = sum(parts) / float(scale.detach()), sum(map(abs, parts)) / abs(float(scale.detach()))
+    return total is None or abs(float(total) - expected) <= 10 * tolerance * size
 
 
 def _named(numbers: dict[str, float], value: float | None, learned: Sequence[str]) -> str | None:
@@ -119,7 +135,7 @@ def fitted(frame: FrameType) -> Iterator[str]:
     owners = (x for x in frame.f_locals.values() if hasattr(x, "__dict__") and not isinstance(x, ModuleType))
     values = [*frame.f_locals.values(), *(value for x in owners for value in vars(x).values())]
     numbers = [float(x) for x in values if type(x) in (int, float) and 1e-3 <= x <= 10]  # smaller ones are epsilons
-    numbers = [*dict.fromkeys(numbers)][:8]
+    numbers = [*dict.fromkeys([1.0, *numbers])][:8]
     priors = [x for x in numbers if x < 0.9]
     yield from (f"dcl:prior={prior:g}" for prior in priors)
     yield from (f"hcl:beta={beta:g},prior={prior:g}" for beta in numbers for prior in (*priors, 0.0))

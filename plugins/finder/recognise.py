@@ -20,6 +20,7 @@ from counterpoint.vectors import widen
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
 FEWEST = 0.03  # share of digits with which forms are told apart
+EQUAL = 1e-3  # share of the tolerance that rounding explains between forms that are the same loss
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
 SINGLE = ("infonce", "infonce:denominator=negatives")
 _How = tuple[str, Tensor, Tensor]  # the way, positives and used entries of a form
@@ -164,8 +165,10 @@ def _choose(
             fitting.append(Form(name, *how, value, error, []))
     if not fitting:
         return None
-    best, *others = sorted(fitting, key=lambda form: form.error)
-    best.rivals = [form for form in others if form.error <= 30 * best.error]
+    best = min(fitting, key=lambda form: form.error)
+    alike = [form for form in fitting if form.name in SEVERAL and form.error <= max(best.error, EQUAL * tolerance)]
+    best = alike[0] if best in alike else best  # of positives that are equally similar, forms are the same loss
+    best.rivals = [form for form in fitting if form not in (best, *alike) and form.error <= 30 * best.error]
     return best
 
 
@@ -206,13 +209,16 @@ def layout(positives: Tensor) -> str:
     return columns(positives.long().argmax(1)) if bool((positives.sum(1) == 1).all()) else ""
 
 
-def columns(labels: Tensor) -> str:
-    """Say which columns ``labels`` are."""
-    n, first = len(labels), int(labels[0]) if len(labels) else 0
-    at, step = torch.arange(n, device=labels.device), int(labels[1]) - first if n > 1 else 0
+def columns(labels: Tensor, counted: Tensor | None = None) -> str:
+    """Say which columns ``labels`` are, of all rows or of those that are ``counted``."""
+    n, rows = len(labels), torch.ones_like(labels).bool() if counted is None else counted
+    at, labels = torch.arange(n, device=labels.device), labels[rows]
+    run, rise = ((x[1:2] - x[:1]).tolist() or [1] for x in (at[rows], labels))
+    step = rise[0] // run[0] if len(labels) > 1 else 0
+    first = int(labels[0] - step * at[rows][0]) if len(labels) else 0
     rules = {"the diagonal": at, "column 0": at * 0, f"the diagonal from column {first}": at + first}
     rules |= {f"every {step}th column from column {first}": at * step + first} if step > 1 else {}
     rules |= {"the row half a batch further": (at + n // 2) % max(n, 1), "the neighbour in the batch": at ^ 1}
-    counts = (parts for parts in range(2, 9) if n % parts == 0 and n > parts)
+    counts = (parts for parts in range(2, n) if n % parts == 0)
     rules |= {f"the diagonal of each of {parts} parts": at % (n // parts) + first for parts in counts}
-    return next((words for words, expected in rules.items() if torch.equal(labels, expected)), "")
+    return next((words for words, expected in rules.items() if torch.equal(labels, expected[rows])), "")

@@ -157,7 +157,9 @@ class Watch(TorchFunctionMode):
                 self.softmax_inputs[out.grad_fn] = x, next(frames()).f_code.co_filename
         elif name in PRODUCTS:
             if isinstance(out, Tensor) and out.grad_fn is not None and args:
-                if out._is_view() and (name != "einsum" or len(args) > 2):
+                if out._is_view() and (
+                    name != "einsum" or len(args) > 2 or (len(args[1]) > 1 and not isinstance(args[1], Tensor))
+                ):
                     out = out.clone()  # an edit of a view in place would cut its node out of the graph
                 self._product(name, args, kwargs, out)
         elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:

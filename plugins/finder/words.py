@@ -7,6 +7,7 @@ from typing import Any
 
 from counterpoint.objectives.infonce import HCL, first_temperature
 
+from ..scales import CHANGING
 from ..sites import short
 from .records import Finding, Findings, Replaced
 
@@ -44,7 +45,8 @@ def _roads(
     for loss in (loss for loss in losses if is_sound(loss)):
         call, labeled = loss.get("replace"), loss.get("site_has_labels")
         known = call["scale"] if call and loss["learned"] else not _changes(loss)
-        at_site = bool(loss["scale_variable"]) if loss["learned"] else not _changes(loss)
+        by_call = bool(labeled or loss.get("columns")) and not loss.get("product")  # there, a scale can be measured
+        at_site = bool(loss["scale_variable"]) if loss["learned"] else by_call or not _changes(loss)
         at_site &= not loss["learned"] or loss["kind"] != "logsumexp"  # by which a scale would get no gradient
         if functions and not labeled and call and call["whole"] and known:
             spec = re.sub("(?<=[:,])t=[^,]*,?", "", objective_of(objective, loss)[1]).rstrip(":,")
@@ -102,7 +104,8 @@ def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
         return objective_of(objective, first, "host")
     if "bias" in first:  # a scale and a bias are measured together
         return objective_of(objective, first)
-    return ["--scale", first["scale_variable"] or f"{first['scale']:.6g}", *objective_of(objective, first)]
+    scale = CHANGING if _changes(first) and not first["learned"] else f"{first['scale']:.6g}"
+    return ["--scale", first["scale_variable"] or scale, *objective_of(objective, first)]
 
 
 def _changes(loss: Finding) -> bool:
@@ -120,7 +123,7 @@ def objective_of(objective: str | None, loss: Finding, t: str | None = None) -> 
 def host_temperature(loss: Finding) -> str:
     """``host`` where the seam knows the script's learned scale, else an empty string for a number."""
     known = loss["kind"] == "cross entropy" or loss.get("columns") or loss.get("site_has_labels")
-    return "host" if loss["learned"] and (known or (loss.get("replace") or {}).get("scale")) else ""
+    return "host" if (loss["learned"] or _changes(loss)) and (known or (loss.get("replace") or {}).get("scale")) else ""
 
 
 def spec_of(form: str, loss: Finding, t: str = "") -> str:

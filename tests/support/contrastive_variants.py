@@ -836,4 +836,64 @@ def loss(a, b):
         0,
         False,
     ),
+    "einsum_of_a_list_edited_in_place": (
+        """
+def loss(a, b):
+    s = torch.einsum("nc,mc->nm", [norm(a), norm(b)])
+    s /= 0.25
+    return F.cross_entropy(s, torch.arange(N))
+""",
+        IN,
+        4,
+        True,
+    ),
+    "ignored_rows_of_the_diagonal": (
+        """
+def loss(a, b):
+    labels = torch.arange(N)
+    labels[torch.randperm(N)[:3]] = -100
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.25, labels)
+""",
+        IN,
+        4,
+        True,
+    ),
+    "four_parts_of_two": (
+        """
+def loss(a, b):
+    s = torch.bmm(norm(a).view(4, 2, 5), norm(b).view(4, 2, 5).mT) / 0.25
+    return F.cross_entropy(s.reshape(N, 2), torch.arange(2).repeat(4))
+""",
+        IN,
+        4,
+        True,
+    ),
+    "keys_of_classes": (
+        """
+def supcon(a, b, y):
+    mask, s = (y[:, None] == y[None]).float(), norm(a) @ norm(b).T / 0.5
+    log_p = s - s.exp().sum(1, keepdim=True).log()
+    return -((mask * log_p).sum(1) / mask.sum(1)).mean()
+
+def loss(a, b):
+    y = torch.randint(0, 3, (N,))
+    return supcon(a, b[y], y)  # the keys of a class are equal, so that other losses with several positives are the same
+""",
+        "supcon",
+        2,
+        True,
+    ),
+    "hard_negatives_without_a_number": (
+        """
+def loss(a, b):
+    x = torch.cat([norm(a), norm(b)])
+    keep = ~torch.eye(N).bool().repeat(2, 2)
+    pos = torch.exp((norm(a) * norm(b)).sum(-1) / 0.5).repeat(2)
+    neg = torch.exp(x @ x.T / 0.5)[keep].view(2 * N, -1)
+    return -torch.log(pos / ((neg * neg).sum(-1) / neg.mean(-1) + pos)).mean()
+""",
+        "hcl:beta=1,prior=0",
+        2,
+        True,
+    ),
 }
