@@ -107,13 +107,12 @@ class Agent(nn.Module):
         self.settings = s = settings or AgentSettings()
         self.device, self.updates = torch.device(device), 0
         critics = (Critic(Encoder(observation[0], s), s.features, actions, s.hidden) for _ in range(2))
-        self.critic, self.target = (critic.apply(initialize).to(self.device) for critic in critics)
+        self.critic, self.target = (critic.apply(initialize) for critic in critics)
         self.target.requires_grad_(False).load_state_dict(self.critic.state_dict())
-        actor = Actor(self.critic.encoder.new_head(), s.features, actions, s.hidden)
-        self.actor = actor.apply(initialize).to(self.device)
-        contrast = Contrast(objective, self.critic.encoder, self.target.encoder, s.features, scores)
-        self.contrast = contrast.to(self.device)
-        self.log_alpha = nn.Parameter(torch.tensor(s.alpha, device=self.device).log())
+        self.actor = Actor(self.critic.encoder.new_head(), s.features, actions, s.hidden).apply(initialize)
+        self.contrast = Contrast(objective, self.critic.encoder, self.target.encoder, s.features, scores)
+        self.log_alpha = nn.Parameter(torch.tensor(s.alpha).log())
+        self.to(self.device)
         self.target_entropy = -float(actions)
         self.optimizers: dict[str, torch.optim.Optimizer] = {
             "critic": adam(self.critic.parameters(), s.lr),

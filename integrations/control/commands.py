@@ -18,11 +18,10 @@ if TYPE_CHECKING:
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_arguments(parser, "infonce:t=1", Settings)
-    parser.set_defaults(seed=1)
     tasks = f"tasks of the suite, such as {', '.join(CURL_TASKS)} (cartpole-swingup)"
     parser.add_argument("--task", nargs="+", default=["cartpole-swingup"], metavar="NAME", help=tasks)
     flags.add_settings(parser.add_argument_group("training"), Settings)
-    parser.set_defaults(check=_check_train)
+    parser.set_defaults(seed=1, check=_check_train)
 
 
 def _check_train(arguments: argparse.Namespace) -> None:

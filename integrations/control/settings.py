@@ -43,7 +43,7 @@ class AgentSettings:
     every: int = setting(2, "updates of the critic per update of actor and targets", low=1, flag=False)
 
     def __post_init__(self) -> None:
-        check(AgentSettings, vars(self))
+        check(type(self), vars(self))
         if self.crop > self.size:
             raise ValueError(f"crop: expected at most the frames' size {self.size}, got {self.crop}.")
         if self.crop < 4 * self.layers - 1:
@@ -69,24 +69,20 @@ class Settings(AgentSettings):
     episodes: int = setting(10, "episodes per evaluation", low=1)
     device: str = setting("cpu", "of agent and replay buffer", flag=False)
 
-    def __post_init__(self) -> None:
-        check(Settings, vars(self))
-        super().__post_init__()
-
 
 @dataclass(frozen=True)
 class RepresentationSettings(AgentSettings):
     """The settings of a representation run: an encoder trained on random episodes, smaller than CURL's."""
 
-    batch: int = 64
-    size: int = 64
-    crop: int = 54
-    filters: int = 16
-    updates: int = 200
-    episodes: int = 120
-    length: int = 25  # observations per episode
-    scores: str | None = None
-    device: str = "cpu"
+    batch: int = setting(64, low=1)
+    size: int = setting(64, low=1)
+    crop: int = setting(54, low=1)
+    filters: int = setting(16, low=1)
+    updates: int = setting(200)
+    episodes: int = setting(120)
+    length: int = setting(25)  # observations per episode
+    scores: str | None = setting(None)
+    device: str = setting("cpu")
 
 
 DOMAIN = Domain(
