@@ -117,7 +117,6 @@ class Domain:
     settings: type  # the dataclass of a cell's settings
     dataset: str  # the flag that names the data, ``data`` of ``--data``
     default_dataset: str | None  # what is used without that flag; None if the flag is required
-    folder: str | None = None  # the flag that names the folder of data sets, if there is one
     held_out: Mapping[str, object] = field(default_factory=dict)  # settings for tuning: a run sees no test data
     reported: Sequence[str] = ()  # flags of ``train`` under which it reports on test data
     grids: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what ``tune`` tries, from the papers

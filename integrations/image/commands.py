@@ -1,12 +1,10 @@
 """``counterpoint train image`` and ``counterpoint eval image``; the parsers need neither torch nor a framework."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from counterpoint.names import check_known
 
@@ -14,10 +12,6 @@ from .. import flags
 from ..domain import accuracy_tables
 from .presets import PRESETS, preset
 from .settings import DATASETS, PROBES, EvaluationSettings, Settings, check_cell, check_dataset
-
-if TYPE_CHECKING:
-    from ..store.run import Run
-    from .image_set import ImageSet
 
 DEFAULT_PROBES = ["knn", "linear"]
 
@@ -117,8 +111,10 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs."""
     runs = flags.finished(arguments.runs, "image")  # before the frameworks, which take longer
+    from ..store.run import Run
     from .data import SPLITS, load, prepare
     from .evaluation import evaluate
+    from .image_set import ImageSet
 
     probes, typed = _evaluation(arguments)
 

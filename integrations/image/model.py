@@ -48,8 +48,7 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, width)`` features."""
-        features: Tensor = self.network((x - self.mean) / self.std)
-        return features.flatten(1)
+        return self.network((x - self.mean) / self.std).flatten(1)  # type: ignore[no-any-return]
 
 
 def _network(name: str, size: int, channels: int) -> nn.Module:

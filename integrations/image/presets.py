@@ -53,14 +53,10 @@ PRESETS = {
 
 
 def preset(name: str, dataset: str) -> Preset:
-    """The recipe of a paper for a data set.
+    """The recipe of a paper, one of :data:`PRESETS`, for a data set; ``adnce`` needs one of those in its Table 6.
 
     Where a paper is silent: ArCL's SimCLR has the optimizer of :data:`HCL`; attacks during IntNaCl's training have the
     default size; LMCL's SimCLR has the temperature .5.
-
-    Args:
-        name: one of :data:`PRESETS`.
-        dataset: for ``adnce`` one of those in the paper's Table 6.
     """
     check_choice("preset", name, PRESETS)
     if name != "adnce":

@@ -30,10 +30,8 @@ class Pretraining(nn.Module):
     """A method with its augmentation: maps batches to losses.
 
     Batches are ``(images, classes)``, or with the images' positions in the data set: ``uint8`` images, which the module
-    augments on their device. Views depend on seed, epoch and step alone, for every objective and in a resumed run.
-
-    Args:
-        seed: of views, shuffling and everything else that is random.
+    augments on their device. Views depend on seed, epoch and step alone, for every objective and in a resumed run. The
+    seed is also that of shuffling and everything else that is random.
     """
 
     def __init__(self, method: Method, recipe: Recipe, seed: int = 0) -> None:

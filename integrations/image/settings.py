@@ -1,7 +1,5 @@
 """The settings of an image run and of its evaluation, and the domain; imports neither torch nor a framework."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +14,6 @@ from ..domain import Domain, check, defaults, setting
 # a test compares the augmentations with the recipes that exist
 METHODS = ("simclr", "moco")
 AUGMENTATIONS = ("cifar", "cifar-blur", "simclr", "moco", "digits", "none")
-OPTIMIZERS = ("adam", "sgd", "lars")
 PARTS = ("tune", "report")
 PROBES = ("knn", "linear", "robust", "shifted")
 PROTOCOLS = ("lbfgs", "adam")
@@ -109,7 +106,7 @@ class Settings:
     epochs: int = setting(100, low=0, flag=False)
     batch: int = setting(256, "images per step", low=2)
     lr: float = setting(1e-3, "learning rate; MoCo has 0.03 for sgd, SimCLR 0.3 * batch / 256 for lars", above=0)
-    optimizer: str = setting("adam", "optimizer of the pre-training", choices=OPTIMIZERS)
+    optimizer: str = setting("adam", "optimizer of the pre-training", choices=("adam", "sgd", "lars"))
     weight_decay: float = setting(1e-6, "weight decay of the pre-training", low=0)
     cosine: bool = setting(False, "decay the learning rate with a cosine")
     warmup: int = setting(0, "epochs in which the learning rate rises", low=0)
@@ -129,7 +126,7 @@ class Settings:
             raise ValueError("false_negatives: only simclr knows the classes of all keys.")
 
     @classmethod
-    def of(cls, cell: Mapping[str, Any]) -> Settings:
+    def of(cls, cell: Mapping[str, Any]) -> "Settings":
         """The settings of a cell."""
         return cls(**{name: cell[name] for name in defaults(cls)})
 
@@ -178,7 +175,6 @@ DOMAIN = Domain(
     Settings,
     dataset="data",
     default_dataset="digits",
-    folder="root",
     held_out={"part": "tune", "probe": ["knn"]},
     grids={  # ADNCE, Table 6
         "temperature": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),

@@ -16,7 +16,6 @@ POOLING = "how tokens become one vector, for a checkpoint that does not define i
 POOLINGS = ("cls", "pooler", "mean", "max")
 POSITIVES = ("auto", "same", "columns", "next-sentence")
 HEADS = ("none", "training", "kept")
-SCHEDULES = ("linear", "constant", "cosine")
 PRECISIONS = ("fp32", "bf16", "fp16")
 # help that is longer than a line of the settings
 _RULE = "negatives to leave out: margin(0.1), margin(0.05,relative), threshold(0.9), ... (none)"
@@ -49,7 +48,7 @@ class Settings:
     batch: int = setting(64, "samples per step", low=2)
     mini_batch: int | None = setting(None, "samples embedded at a time, with a gradient cache (all)", type=int, low=1)
     lr: float = setting(3e-5, "learning rate of AdamW", above=0)
-    schedule: str = setting("linear", "schedule of the learning rate", choices=SCHEDULES)
+    schedule: str = setting("linear", "schedule of the learning rate", choices=("linear", "constant", "cosine"))
     # the trainer takes 1 for one step, not for all of them
     warmup: float = setting(0.0, "share of the steps in which the learning rate rises", low=0, below=1)
     weight_decay: float = setting(0.0, "weight decay of AdamW", low=0)
@@ -89,7 +88,6 @@ DOMAIN = Domain(
     Settings,
     dataset="data",
     default_dataset=None,
-    folder="root",
     held_out={"test": None, "keep": False},
     reported=("--test",),
     grids={  # ADNCE, Table 7, of BERT and RoBERTa
