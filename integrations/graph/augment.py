@@ -13,6 +13,7 @@ Paper: You et al. 2020, Graph contrastive learning with augmentations, https://a
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ from torch_geometric.utils import cumsum
 from counterpoint.checks import is_number
 
 from ..domain import check_choice
+
+Seed = int | torch.Generator | None  # a generator is one on the CPU; None is torch's global one
 
 
 class View:
@@ -71,7 +74,7 @@ class Augmentation(BaseTransform):  # type: ignore[misc]
         generator: a generator on the CPU, or a seed; by default torch's global generator.
     """
 
-    def __init__(self, ratio: float = 0.1, generator: int | torch.Generator | None = None) -> None:
+    def __init__(self, ratio: float = 0.1, generator: Seed = None) -> None:
         if not is_number(ratio) or not 0 <= ratio <= 1:
             raise ValueError(f"{type(self).__name__}: ratio must be a number with 0 <= ratio <= 1, got {ratio!r}.")
         self.ratio = float(ratio)
@@ -138,14 +141,10 @@ class Subgraph(Augmentation):
     itself: the exponential distribution is memoryless, so each neighbor is equally likely to join next. Joining times
     are shortest paths with lengths ``w``, which are computed for all graphs of a batch at once.
 
-    Args:
-        ratio: in ``[0, 1]``.
-        hops: largest distance from the first node, at least 1; None for any. 1 is the official code's.
+    ``hops`` is the largest distance from the first node, at least 1, or None for any; 1 is the official code's.
     """
 
-    def __init__(
-        self, ratio: float = 0.2, hops: int | None = None, generator: int | torch.Generator | None = None
-    ) -> None:
+    def __init__(self, ratio: float = 0.2, hops: int | None = None, generator: Seed = None) -> None:
         super().__init__(ratio, generator)
         if hops is not None and (not is_number(hops) or hops < 1):
             raise ValueError(f"Subgraph: hops must be a whole number of at least 1 or None, got {hops!r}.")
@@ -172,7 +171,7 @@ class Subgraph(Augmentation):
 class RandomChoice(Augmentation):
     """Apply one of several augmentations, all equally likely, to each graph."""
 
-    def __init__(self, options: Sequence[Augmentation], generator: int | torch.Generator | None = None) -> None:
+    def __init__(self, options: Sequence[Augmentation], generator: Seed = None) -> None:
         super().__init__(0.0, generator)
         if not options:
             raise ValueError("RandomChoice: expected at least one augmentation.")
@@ -200,7 +199,7 @@ AUGMENTATIONS: dict[str, tuple[type[Augmentation], ...]] = {
 
 
 def augmentation(
-    name: str, generator: int | torch.Generator | None = None, ratio: float | None = None, hops: int | None = None
+    name: str, generator: Seed = None, ratio: float | None = None, hops: int | None = None
 ) -> Augmentation:
     """Create GraphCL's augmentation of this name, one of :data:`AUGMENTATIONS`.
 
@@ -208,9 +207,6 @@ def augmentation(
     """
     check_choice("augment", name, AUGMENTATIONS)
     source = torch.Generator().manual_seed(generator) if isinstance(generator, int) else generator
-    own = {} if ratio is None else {"ratio": ratio}
-    options = [
-        Subgraph(**own, hops=hops, generator=source) if kind is Subgraph else kind(**own, generator=source)
-        for kind in AUGMENTATIONS[name]
-    ]
+    own: dict[str, Any] = {"generator": source} if ratio is None else {"generator": source, "ratio": ratio}
+    options = [Subgraph(hops=hops, **own) if kind is Subgraph else kind(**own) for kind in AUGMENTATIONS[name]]
     return options[0] if len(options) == 1 else RandomChoice(options, source)

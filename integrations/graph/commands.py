@@ -1,20 +1,14 @@
 """``counterpoint train graph`` and ``counterpoint eval graph``; the parsers need neither torch nor PyG."""
 
-from __future__ import annotations
-
 import argparse
 import json
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import flags
 from ..domain import accuracy_tables, check, defaults
 from .presets import PRESETS, preset
 from .settings import DOMAIN, PROBES, Settings, bag, cell, check_dataset, untrained
-
-if TYPE_CHECKING:
-    from ..store.run import Run
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,17 +37,16 @@ def train_command(arguments: argparse.Namespace) -> int:
     """Train every objective on every data set, and print the table beside two baselines that need no training."""
     from .. import report
 
-    cells, bare = [], []
+    cells = []
     for dataset in arguments.data:
         spec = preset(arguments.preset or "graphcl", dataset).objective
         changes = settings(arguments, dataset)
-        bare.append(cell(dataset, None, arguments.seed, **changes))
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             cells += [bag(dataset, seed, **changes), untrained(dataset, seed, **changes)]
             cells += [cell(dataset, objective, seed, **changes) for objective in arguments.objective or [spec]]
 
     def prepare() -> None:
-        for one in bare:  # wrong data is an error before any training
+        for one in {one["dataset"]: one for one in cells}.values():  # wrong data is an error before any training
             DOMAIN.module("data").prepare(one)
 
     runs, code = flags.run_cells(DOMAIN.train, cells, arguments, "train graph", prepare=prepare)
@@ -82,12 +75,36 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the encoders of finished runs beside the baselines that need no training."""
     from .. import store
+    from ..store.run import Run
 
     runs = flags.finished(arguments.runs, "graph", lambda run: run.arguments.get("epochs"))
+    from .data import bag_of_nodes, load_cached
     from .evaluation import evaluate
+    from .model import embed
+    from .training import BAG, UNTRAINED, build
 
-    embeddings: dict[tuple[str, str, str], tuple[Any, Any]] = {}  # with the classes
-    for _, by_name in flags.each(runs, partial(_embeddings, dataset=arguments.data)):
+    def embed_all(run: Run) -> dict[tuple[str, str, str], tuple[Any, Any]]:
+        """Embeddings by a run's encoder, by the same one before training, and without one, each with the classes.
+
+        The keys are the data set, the name of the row, and what tells equal names apart.
+        """
+        data = load_cached(arguments.data or run.arguments["dataset"], run.arguments["features"])
+        encoder = flags.encoder_of(run)
+        try:
+            before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
+            trained = embed(encoder, data)
+        except RuntimeError as error:
+            message = f"{run.address}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
+            raise ValueError(message) from error
+        shared = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
+        return {
+            (data.name, BAG, run.arguments["features"]): (bag_of_nodes(data), data.y),
+            (data.name, UNTRAINED, json.dumps(shared)): (before, data.y),
+            (data.name, run.name, run.address): (trained, data.y),
+        }
+
+    embeddings: dict[tuple[str, str, str], tuple[Any, Any]] = {}
+    for _, by_name in flags.each(runs, embed_all):
         embeddings |= by_name  # runs share the baselines
     rows: list[dict[str, Any]] = []
     tasks = [(one, *how) for one in embeddings for how in product(arguments.probe, range(arguments.seeds))]
@@ -98,28 +115,3 @@ def eval_command(arguments: argparse.Namespace) -> int:
     values = ((f"{row['dataset']}, {row['probe']}", row["name"], row["accuracy"]) for row in rows)
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(accuracy_tables(values, "encoders and splits")))
     return 0
-
-
-def _embeddings(run: Run, dataset: str | None) -> dict[tuple[str, str, str], tuple[Any, Any]]:
-    """Embeddings by a run's encoder, by the same one before training, and without one, each with the classes.
-
-    The keys are the data set, the name of the row, and what tells equal names apart.
-    """
-    from .data import bag_of_nodes, load_cached
-    from .model import embed
-    from .training import BAG, UNTRAINED, build
-
-    data = load_cached(dataset or run.arguments["dataset"], run.arguments["features"])
-    encoder = flags.encoder_of(run)
-    try:
-        before = embed(build({**run.arguments, "device": "cpu"}, data.x.shape[1]).encoder, data)
-        trained = embed(encoder, data)
-    except RuntimeError as error:
-        message = f"{run.address}: trained on {run.arguments['dataset']}, its encoder does not fit {data.name}"
-        raise ValueError(message) from error
-    shared = {name: run.arguments[name] for name in ("seed", "layers", "hidden", "features")}
-    return {
-        (data.name, BAG, run.arguments["features"]): (bag_of_nodes(data), data.y),
-        (data.name, UNTRAINED, json.dumps(shared)): (before, data.y),
-        (data.name, run.name, run.address): (trained, data.y),
-    }

@@ -145,9 +145,8 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
         return demo(seed=seed, features=features)
     check_dataset(name)
     raw = Path(os.environ.get("COUNTERPOINT_DATA") or os.devnull, "tu", name, "raw")
-    offline = raw.is_dir()
     try:
-        if offline:
+        if raw.is_dir():
             for file in raw.glob("*.txt"):
                 if file.stat().st_size and not file.read_bytes().endswith(b"\n"):
                     raise ValueError(f"{file.name} has no newline at its end, and PyG drops such a last line")
@@ -158,7 +157,7 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
             data, slices, sizes = downloaded._data, downloaded.slices, downloaded.sizes
     except Exception as error:  # of the file system, the parser or the network
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        if offline:
+        if raw.is_dir():
             raise ValueError(f"dataset {name!r}: the files in {raw} cannot be read ({why}).") from error
         hint = " Offline, $COUNTERPOINT_DATA names the folder that has tu/." if name in KNOWN else nearest(name, KNOWN)
         raise ValueError(f"dataset {name!r}: it cannot be downloaded ({why}).{hint}") from error

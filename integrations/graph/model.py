@@ -99,8 +99,8 @@ class Pretraining(nn.Module):
 
     def project(self, batch: Batch) -> Tensor:
         """Projections of the graphs of a batch, ``(graphs, width)``."""
-        projected: Tensor = self.head(self.encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs))
-        return projected
+        z = self.encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs)
+        return self.head(z)  # type: ignore[no-any-return]
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of graphs."""

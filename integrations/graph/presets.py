@@ -13,12 +13,10 @@ PRESETS = ("graphcl", "adnce")
 
 
 def preset(name: str, dataset: str) -> Preset:
-    """The recipe of a paper for a data set.
+    """The recipe of a paper, one of :data:`PRESETS`, for a data set.
 
-    Args:
-        name: one of :data:`PRESETS`.
-        dataset: for ``adnce`` one of those that the paper reports. ``graphcl`` is the same for all, with ``random2``
-            where the papers name no augmentation.
+    ``adnce`` needs one of those that the paper reports. ``graphcl`` is the same for all, with ``random2`` where the
+    papers name no augmentation.
     """
     check_choice("preset", name, PRESETS)
     settings = {"augment": AUGMENT.get(dataset, "random2")}
