@@ -87,11 +87,8 @@ class Contrast(nn.Module):
 class Agent(nn.Module):
     """Act, and learn from batches of transitions.
 
-    Args:
-        observation: shape of an observation, ``(channels, height, width)``.
-        actions: dimension of an action.
-        objective: an objective or a spec.
-        scores: see :class:`Contrast`.
+    ``observation`` is the shape of one, ``(channels, height, width)``, and ``actions`` the dimension of an action. The
+    objective may be a spec; for ``scores`` see :class:`Contrast`.
     """
 
     def __init__(

@@ -1,19 +1,13 @@
 """``counterpoint train control`` and ``counterpoint eval control``; the parsers need neither torch nor dm_control."""
 
-from __future__ import annotations
-
 import argparse
 import json
-from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import flags
 from ..domain import check_choice
 from .settings import CURL_TASKS, Settings, tasks
-
-if TYPE_CHECKING:
-    from ..store.run import Run
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,9 +41,8 @@ def train_command(arguments: argparse.Namespace) -> int:
     cells = [training.cell(task, spec, seed, **settings(arguments, task)) for task, seed, spec in grid]
     runs, code = flags.run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
-    if not arguments.json:
-        for run in runs:
-            print(f"{run.title}: {run.arguments['scores']} scores, in {run.address}")
+    for run in () if arguments.json else runs:
+        print(f"{run.title}: {run.arguments['scores']} scores, in {run.address}")
     return code
 
 
@@ -64,12 +57,19 @@ def eval_arguments(parser: argparse.ArgumentParser) -> None:
 
 def eval_command(arguments: argparse.Namespace) -> int:
     """Evaluate the agents of runs, finished or not."""
-    from .. import store
+    from ..store.run import Run, find_runs
 
-    runs = [run for run in store.find_runs(arguments.runs) if run.arguments["domain"] == "control" and not run.tuning]
+    runs = [run for run in find_runs(arguments.runs) if run.arguments["domain"] == "control" and not run.tuning]
     if not runs:
         raise ValueError(f"no runs of control in {', '.join(map(str, arguments.runs))}.")
-    evaluated = list(flags.each(runs, partial(_evaluate, episodes=arguments.episodes)))
+    from . import evaluation, training
+
+    def evaluate(run: Run) -> dict[str, Any]:
+        returns = evaluation.evaluate(training.restore(run), run.arguments, arguments.episodes)
+        row = {"task": run.arguments["dataset"], "name": run.name, "seed": run.arguments["seed"], "run": run.address}
+        return {**row, "score": float(returns.mean()), "spread": float(returns.std()), "returns": returns.tolist()}
+
+    evaluated = list(flags.each(runs, evaluate))
     if arguments.json:
         print(json.dumps([result for _, result in evaluated], indent=1))
         return 0
@@ -77,12 +77,3 @@ def eval_command(arguments: argparse.Namespace) -> int:
         score = f"{result['score']:.1f} ± {result['spread']:.1f}"
         print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.address})")
     return 0
-
-
-def _evaluate(run: Run, episodes: int) -> dict[str, Any]:
-    from . import evaluation, training
-
-    agent, arguments = training.restore(run), run.arguments
-    returns = evaluation.evaluate(agent, arguments, episodes)
-    row = {"task": arguments["dataset"], "name": run.name, "seed": arguments["seed"], "run": run.address}
-    return {**row, "score": float(returns.mean()), "spread": float(returns.std()), "returns": returns.tolist()}

@@ -15,6 +15,7 @@ state, and without rendering frames that are not observed.
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
@@ -32,8 +33,8 @@ from counterpoint.names import check_known
 from ..domain import check_whole
 from .settings import CURL_TASKS
 
-ACTION_REPEAT = {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2}
-DEFAULT_REPEAT = 4  # of all other tasks
+# the number of times that CURL repeats each action, by task
+ACTION_REPEAT = defaultdict(lambda: 4, {"cartpole-swingup": 8, "finger-spin": 2, "walker-walk": 2})
 SIZE, STACK, CAMERA = 100, 3, 0
 HELP = (
     "Install EGL (Debian, Ubuntu: apt install libegl1 libgl1-mesa-dri) or OSMesa (libosmesa6), and set MUJOCO_GL "
@@ -49,11 +50,6 @@ class NoRendererError(OSError):
 
 
 _no_renderer: list[NoRendererError] = []  # the reason, if the suite was imported without a renderer
-
-
-def action_repeat(task: str) -> int:
-    """The number of times that CURL repeats each action of a task."""
-    return ACTION_REPEAT.get(task, DEFAULT_REPEAT)
 
 
 def check_task(task: str) -> str:
@@ -110,7 +106,7 @@ class Control(gymnasium.Env):  # type: ignore[misc]
             check_whole(f"{name}: expected", value, 1)
         domain, _, name = check_task(task).partition("-")
         self.task, self.pixels, self.size, self.stack = task, pixels, size, stack
-        self.repeat = repeat or action_repeat(task)
+        self.repeat = repeat or ACTION_REPEAT[task]
         self.observation: Any = None  # what the last reset or step returned
         self._env = suite().load(domain, name, task_kwargs={"random": 0})
         buffer = self._env.physics.model.vis.global_  # software renderers process all of it, and the suite's is large

@@ -9,8 +9,6 @@ Two baselines: the first principal components of the pixels, as many as the enco
 training.
 """
 
-from __future__ import annotations
-
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 import copy
 from contextlib import closing
@@ -33,7 +31,7 @@ from ..domain import check_whole
 from ..store.files import load_checked
 from ..store.run import Run
 from .agent import Contrast, check_objective
-from .environment import Control, action_repeat, check_task
+from .environment import ACTION_REPEAT, Control, check_task
 from .networks import Encoder, center_crop, initialize, random_crop
 from .settings import AgentSettings, RepresentationSettings
 
@@ -52,7 +50,7 @@ class Episodes:
     quantities: Tensor
     names: tuple[str, ...]
 
-    def split(self) -> tuple[Episodes, ...]:
+    def split(self) -> "tuple[Episodes, ...]":
         """The episodes to train on, and those held out."""
         first = round(len(self.frames) * (1 - HELD_OUT))
         parts = slice(first), slice(first, None)
@@ -72,7 +70,7 @@ def collect(folder: Path, task: str, episodes: int = 120, length: int = 25, size
     """Random episodes, at least 8 of at least 4 observations; from the cache in ``folder``, or simulated and cached."""
     for name, value, low in (("episodes", episodes, 8), ("length", length, 4)):
         check_whole(f"{name}: expected", value, low)
-    path = Path(folder) / f"{check_task(task)}-{episodes}x{length}-{size}px-{action_repeat(task)}-seed{seed}.pt"
+    path = Path(folder) / f"{check_task(task)}-{episodes}x{length}-{size}px-{ACTION_REPEAT[task]}-seed{seed}.pt"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         if (content := load_checked(path, ("frames", "quantities", "names"))) is None:

@@ -16,7 +16,7 @@ from counterpoint.plugins import curl
 from .. import store
 from ..store.run import Run
 from .agent import Agent, check_objective
-from .environment import Control, action_repeat, check_task, prepare
+from .environment import ACTION_REPEAT, Control, check_task, prepare
 from .evaluation import evaluate
 from .replay import Replay
 from .settings import AgentSettings, Settings
@@ -35,7 +35,7 @@ def cell(task: str, objective: str | None, seed: int, **changes: Any) -> dict[st
     by_task: dict[str, Any] = {"lr": 2e-4} if task == "cheetah-run" else {}
     settings = Settings(**{**by_task, **changes})
     check_task(task)
-    scores, repeat = settings.scores, settings.repeat or action_repeat(task)
+    scores, repeat = settings.scores, settings.repeat or ACTION_REPEAT[task]
     if objective is not None:
         scores = scores or curl.default_scores(check_objective(objective))
     actions = math.ceil(settings.steps / repeat)
