@@ -1,18 +1,12 @@
 """``counterpoint push``; the parser needs neither torch nor a framework."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .. import flags
-
-if TYPE_CHECKING:
-    from ..store.run import Run
 
 
 def push_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,27 +27,21 @@ def _name(text: str) -> str:
     return text
 
 
-def _run(folder: str | Path) -> Run:
-    """Return the one run in and below a folder or a URL."""
-    from ..store.run import Run, find_runs
-
-    if isinstance(folder, Path) and (folder / "run.json").is_file():
-        return Run.read(folder)
-    runs = find_runs(folder)
-    if len(runs) != 1:
-        such = f"; such as {runs[0].address}" if runs else ""
-        raise ValueError(f"{folder}: expected the folder of one run, got {len(runs)}{such}")
-    return runs[0]
-
-
 def push_command(arguments: argparse.Namespace) -> int:
-    """Push a run, or write the folder that would be pushed."""
+    """Push the one run in and below a folder or a URL, or write the folder that would be pushed."""
     from . import encoder  # noqa: F401  names the extra to install  # isort: skip
     from huggingface_hub import HfApi
 
+    from ..store.run import Run, find_runs
     from .folder import write
 
-    run = _run(arguments.run)
+    place = arguments.run
+    is_run = isinstance(place, Path) and (place / "run.json").is_file()
+    runs = [Run.read(place)] if is_run else find_runs(place)
+    if len(runs) != 1:
+        such = f"; such as {runs[0].address}" if runs else ""
+        raise ValueError(f"{place}: expected the folder of one run, got {len(runs)}{such}")
+    (run,) = runs
     if arguments.folder is not None:
         place = str(write(run, arguments.name, arguments.folder))
         written = {"run": run.address, "folder": place}

@@ -50,11 +50,9 @@ def card(run: Run, name: str, pipeline: str, size: int | None = None) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     arguments, spec = without_folders(run.arguments), run.arguments["objective"]
-    data = ModelCardData(
-        library_name="sentence-transformers" if arguments["domain"] == "sentence" else "pytorch",
-        pipeline_tag=pipeline,
-        tags=["counterpoint", "contrastive-learning", arguments["domain"]],
-    )
+    library = "sentence-transformers" if arguments["domain"] == "sentence" else "pytorch"
+    tags = ["counterpoint", "contrastive-learning", arguments["domain"]]
+    data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=tags)
     settings = {key: value for key, value in arguments.items() if key not in ("domain", "dataset", "objective")}
     made = ModelCard.from_template(
         data,
