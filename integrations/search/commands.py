@@ -15,8 +15,6 @@ control  the final score. It has no test set; the seeds differ from those of ``t
 ======== =====================================================================================
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math
@@ -26,7 +24,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import counterpoint as cp
 
@@ -34,9 +32,6 @@ from .. import flags
 from ..domain import Domain, domain
 from .coordinate import Scores, at_edge, best_of, search
 from .grids import GRIDS, Grids, grid, grids_of
-
-if TYPE_CHECKING:
-    from ..store.run import Run
 
 FIRST_SEED = 1000  # far from the seeds of ``train``
 # flags that the printed ``train`` command sets itself or that ``train`` does not have
@@ -88,9 +83,8 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
     baseline = arguments.baseline or ("none" if has_infonce else str(cp.InfoNCE()))
     if baseline != "none" and baseline not in searches:
         searches[baseline] = grids_of(baseline, papers, own, strict=False) or grids_of(baseline, papers)
-    for spec, grids in searches.items():
-        if not grids:
-            raise ValueError(f"{spec}: nothing to tune; give values to try with --grid NAME=VALUE,...")
+    if untuned := [spec for spec, grids in searches.items() if not grids]:
+        raise ValueError(f"{untuned[0]}: nothing to tune; give values to try with --grid NAME=VALUE,...")
     results = [_tune(spec, grids, arguments, tuned, dataset) for spec, grids in searches.items()]
     train = _train_command(arguments, tuned, [result["best"] for result in results])
     if arguments.json:
@@ -105,13 +99,18 @@ def command(arguments: argparse.Namespace, domain_name: str) -> int:
 def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain, dataset: str) -> dict[str, Any]:
     """Search from one spec on data that is not test data; return the result as ``--json`` prints it."""
     from ..store.errors import GridError
-    from ..store.run import TUNING
+    from ..store.run import TUNING, Run
 
     training = tuned.module("training")
     settings = {**tuned.module("commands").settings(arguments, dataset), **tuned.held_out}
     seeds = list(range(arguments.seed, arguments.seed + arguments.seeds))
     budget = arguments.budget // len(seeds)
     runs: dict[str, list[Run]] = {}
+
+    def numbers(spec: str) -> list[float]:
+        """Return the headline numbers of the runs that have one."""
+        values = [next(iter(run.result.values())) for run in runs[spec] if run.result]
+        return [value for value in values if math.isfinite(value)]
 
     def measure(specs: list[str]) -> Scores:
         each = [training.cell(dataset, spec, seed, **settings) for spec, seed in product(specs, seeds)]
@@ -121,7 +120,7 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         if start in specs and kind == "ValueError":  # the settings are wrong for every spec
             raise ValueError(reason)
         runs.update((spec, done[i * len(seeds) : (i + 1) * len(seeds)]) for i, spec in enumerate(specs))
-        return {spec: fmean(values) if len(values := _values(runs[spec])) == len(seeds) else math.nan for spec in specs}
+        return {spec: fmean(values) if len(values := numbers(spec)) == len(seeds) else math.nan for spec in specs}
 
     scores = search(start, grids, budget, measure)
     if math.isnan(scores[best := best_of(scores)]):
@@ -136,15 +135,9 @@ def _tune(start: str, grids: Grids, arguments: argparse.Namespace, tuned: Domain
         "metric": next(iter(first.record["result"])),
         "seeds": seeds,
         "grids": grids,
-        "tried": [{"spec": spec, "mean": mean, "values": _values(runs[spec])} for spec, mean in means.items()],
+        "tried": [{"spec": spec, "mean": mean, "values": numbers(spec)} for spec, mean in means.items()],
         "folder": str(arguments.out),
     }
-
-
-def _values(runs: Sequence[Run]) -> list[float]:
-    """Return the headline numbers of the runs that have one."""
-    values = [next(iter(run.result.values())) for run in runs if run.result]
-    return [value for value in values if math.isfinite(value)]
 
 
 def _train_command(arguments: argparse.Namespace, tuned: Domain, specs: Sequence[str]) -> str:
