@@ -8,16 +8,19 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from counterpoint.install import require
 from counterpoint.names import check_known
+
+T = TypeVar("T")
 
 LOCAL = "local"
 UNSAFE = re.compile(r"""[\s\x00-\x1f\x7f"'`\\$;#<>]""")
@@ -40,6 +43,15 @@ class Place(NamedTuple):
     kind: str
     address: str
     options: dict[str, str | float]
+
+
+class Submits(Protocol):
+    """An executor: of :mod:`concurrent.futures`, Dask or submitit, whose tasks have the methods of a future.
+
+    Its ``batch()`` is used if it has one.
+    """
+
+    def submit(self, function: Callable[..., T], /, *args: object) -> Future[T]: ...
 
 
 def parse(text: str) -> Place:

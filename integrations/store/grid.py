@@ -1,7 +1,5 @@
 """Grids of runs: train every cell that is not done yet, in this process, in several, or on a cluster."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -9,20 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from . import executors
 from .errors import BusyError, GridError
-from .executors import LOCAL
+from .executors import LOCAL, Submits
 from .folder import at_once, plain
 from .progress import format_numbers, left, print_line
 from .run import Run
 from .worker import Outcome, attempt, pack
-
-if TYPE_CHECKING:
-    from .remote import Submits
 
 POLL = 2.0  # seconds between two looks at the runs of other processes
 

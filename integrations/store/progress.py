@@ -58,11 +58,8 @@ def duration(seconds: float) -> str:
 
 def print_line(line: str) -> None:
     """Print a line to stderr, above the bars if there are any."""
-    if tqdm is None:
-        print(line, file=sys.stderr, flush=True)
-    else:
-        tqdm.write(line, file=sys.stderr)
-        sys.stderr.flush()
+    (print if tqdm is None else tqdm.write)(line, file=sys.stderr)
+    sys.stderr.flush()
 
 
 @contextmanager

@@ -8,14 +8,14 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from .errors import BusyError, StoreError
+from .executors import Submits
 from .progress import print_line
 from .run import Run
 from .transport import connect
@@ -25,15 +25,6 @@ ATTEMPTS = 3  # how often in a row a run may be lost without a new checkpoint
 POLL = 0.2  # seconds between two looks at the tasks
 
 _of_thread = threading.local()  # the worker of each thread that trains
-
-
-class Submits(Protocol):
-    """An executor: of :mod:`concurrent.futures`, Dask or submitit, whose tasks have the methods of a future.
-
-    Its ``batch()`` is used if it has one.
-    """
-
-    def submit(self, function: Callable[..., Outcome], /, *args: object) -> Future[Outcome]: ...
 
 
 def train_on(

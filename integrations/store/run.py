@@ -1,7 +1,5 @@
 """One run: a cell, its folder, and everything a training function reads and writes there."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -59,7 +57,7 @@ class Run:
             warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
 
     @classmethod
-    def read(cls, place: str | Path | RunFolder | Run) -> Run:
+    def read(cls, place: "str | Path | RunFolder | Run") -> "Run":
         """Open the run in a folder or at a URL for reading; a run is returned as it is."""
         if isinstance(place, Run):
             return place
@@ -238,9 +236,8 @@ class Run:
 
     def track(self, items: Iterable[Item], total: int | None = None) -> Iterator[Item]:
         """Yield the items and show progress; ``total`` includes the steps before a resume."""
-        rest = len(items) if isinstance(items, Sized) else None
-        before = 0 if total is None or rest is None else total - rest
-        return track(items, self.title, total or rest, before) if self.progress else iter(items)
+        before = total - len(items) if total is not None and isinstance(items, Sized) else 0
+        return track(items, self.title, total, before) if self.progress else iter(items)
 
     # ---- around training: what run_grid calls --------------------------------------------------
 
