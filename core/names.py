@@ -22,20 +22,16 @@ Init = TypeVar("Init")
 ELSEWHERE = {
     name: (spec, call)
     for names, spec, call in [
-        (
-            "nce nt ntxent simclr moco clip npair npairs crossentropy mnrl multiplenegativesranking grace",
-            "infonce", "InfoNCE(temperature)(z1, z2)",
-        ),
+        ("nce nt ntxent simclr moco clip npair npairs crossentropy", "infonce", "InfoNCE(temperature)(z1, z2)"),
+        ("mnrl multiplenegativesranking grace", "infonce", "InfoNCE(temperature)(z1, z2)"),
         ("cachedmultiplenegativesranking cachedmnrl", "infonce", "InfoNCE(temperature)(z1, z2), with gradcache"),
         ("gistembed", "infonce", "InfoNCE(temperature)(z1, z2, false_negatives=margin(0), guide=(g1, g2))"),
         ("graphcl", "infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2, pairing="one_way")'),
         ("sigliploss sigmoidloss", "siglip", "SigLIP(temperature, bias)(z1, z2)"),
         ("supconloss supervisedcontrastive", "supcon", "SupCon(temperature)(z1, z2, labels=labels)"),
         ("triplet tripletmargin", "infonce", "InfoNCE(temperature)(anchor, positive, negatives=negative)"),
-        (
-            "dclloss", "dcl",
-            'DCL, the debiased loss; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")',
-        ),
+        ("dclloss", "dcl",
+         'DCL, the debiased loss; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")'),
         ("decoupledcontrastive", "infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2)'),
         ("debiased debiasedcontrastive", "dcl", "DCL(temperature, prior)(z1, z2)"),
         ("contrastive", "infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),
@@ -167,25 +163,20 @@ def elsewhere(name: str) -> tuple[str, str] | None:
 
 
 def lazy(package: str, exports: Iterable[str] = (), known: Collection[str] = ()) -> Callable[[str], Any]:
-    """``__getattr__`` of a package: its modules, and the names that they define, imported on first use.
+    """``__getattr__`` of a package: its modules, and the names ``known`` (``__all__``) that the ``exports`` define.
 
-    Reading a domain's settings or building its parser then imports neither torch nor a framework.
-
-    Args:
-        package: ``__name__``.
-        exports: the public names of each module; or the modules that define the names ``known``.
-        known: ``__all__``; also the names to suggest.
+    All are imported on first use. Reading a domain's settings or building its parser then imports neither torch nor a
+    framework.
     """
-    names_of = exports if isinstance(exports, Mapping) else dict.fromkeys(exports, known)
 
     def attribute(name: str) -> Any:
-        for module, names in names_of.items():
-            if name in names and name in (members := vars(import_module(f"{package}.{module}"))):
+        for module in exports if name in known else ():
+            if name in (members := vars(import_module(f"{package}.{module}"))):
                 return members[name]
         if name.isidentifier() and not name.startswith("_") and find_spec(f"{package}.{name}"):
             return import_module(f"{package}.{name}")
         modules = (module.name for module in iter_modules(import_module(package).__path__))
-        hint = "" if name.startswith("_") else closest(name, chain(known, *names_of.values(), modules))
+        hint = "" if name.startswith("_") else closest(name, chain(known, modules))
         raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}", name=name, obj=None)
 
     return attribute
@@ -217,9 +208,8 @@ def register(name: str, cls: type[Any]) -> None:
     """
     registered = (registry if cls.__module__.startswith(BUILT_IN) else known()).get(name)
     if registered and (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise ValueError(
-            f"{cls.__name__}: the name {name!r} is taken by {registered.__module__}.{registered.__qualname__}."
-        )
+        owner = f"{registered.__module__}.{registered.__qualname__}"
+        raise ValueError(f"{cls.__name__}: the name {name!r} is taken by {owner}.")
     registry[name] = cls
 
 

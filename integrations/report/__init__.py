@@ -16,4 +16,4 @@ __all__ = [
     "terminal", "write",
 ]  # fmt: skip
 
-__getattr__ = lazy(__name__, {"items": ("over_items",)})  # needs numpy
+__getattr__ = lazy(__name__, ("items",), __all__)  # needs numpy
