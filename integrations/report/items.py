@@ -24,6 +24,7 @@ from .summary import Report, digits, is_check, plural, usual_margin
 from .words import with_interval
 
 Floats = NDArray[np.float64]
+Models = Mapping[str, Mapping[int, Items]]  # the items of each row and seed
 
 DRAWS = 4000
 CHUNK = 2**22  # entries of the weights computed at a time
@@ -76,13 +77,7 @@ class ItemReport:
 
 
 def compare_items(
-    title: str,
-    baseline: str,
-    models: Mapping[str, Mapping[int, Items]],
-    margin: float | None = None,
-    *,
-    seeds: bool = True,
-    draws: int = DRAWS,
+    title: str, baseline: str, models: Models, margin: float | None = None, *, seeds: bool = True, draws: int = DRAWS
 ) -> ItemReport:
     """Compare the items of each row with those of the baseline, over the seeds that both have.
 
@@ -160,7 +155,7 @@ def _file(run: Run, place: str) -> Path:
     raise ValueError(f"{run.title}: no {place} in {folders[0]}, which is {{out}} in the script's arguments.")
 
 
-def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[int, Floats]], Floats | None]:
+def _aligned(models: Models) -> tuple[dict[str, dict[int, Floats]], Floats | None]:
     """Return the scores of each row and seed in one order of the items, and the gold scores."""
     name, first = next((row, items) for row, own in models.items() for items in own.values())
     scores: dict[str, dict[int, Floats]] = {}
@@ -181,15 +176,11 @@ def _aligned(models: Mapping[str, Mapping[int, Items]]) -> tuple[dict[str, dict[
 def measure(scores: Floats, gold: Floats | None = None, weights: Floats | None = None) -> Floats:
     """Compute the mean of the scores, or 100 times Spearman's correlation with ``gold``, for each row of weights.
 
-    Args:
-        scores: ``(n,)``.
-        gold: ``(n,)`` or None.
-        weights: ``(draws, n)``, how often an item counts; by default each once.
+    Scores and ``gold`` are ``(n,)``; ``weights`` ``(draws, n)`` are how often an item counts, by default each once.
     """
     weights = np.ones((1, len(scores))) if weights is None else weights
     if gold is None:
-        means: Floats = weights @ scores / weights.sum(1)
-        return means
+        return weights @ scores / weights.sum(1)  # type: ignore[no-any-return]
     x, y = (_midranks(values, weights) for values in (scores, gold))
     x, y = (z - (weights * z).sum(1, keepdims=True) / weights.sum(1, keepdims=True) for z in (x, y))
     size = np.sqrt((weights * x**2).sum(1) * (weights * y**2).sum(1))

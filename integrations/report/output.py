@@ -5,8 +5,6 @@ and its words, with autoescape. Plots are those of :mod:`counterpoint.integratio
 their grays follow the page's ink, and a row has the same number, color and dash everywhere.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -16,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined  # torch itself requires it
 from markupsafe import Markup, escape
@@ -28,9 +26,6 @@ from ..store.run import Run
 from . import plots
 from .summary import Column, Report, summarise
 from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, terminal, together
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ENDINGS = {"markdown": "md", "json": "json", "html": "html", "latex": "tex"}
 WIDE = 3.6  # inches: the width of a phone
@@ -74,7 +69,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
     )
 
 
-def svg(drawing: Figure, alt: str, prefix: str) -> str:
+def svg(drawing: Any, alt: str, prefix: str) -> str:
     """Return a figure as an element of the page: text as text, grays as shades of the page's ink, unique ids."""
     import matplotlib
 

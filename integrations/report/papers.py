@@ -77,14 +77,10 @@ def paper_number(
             continue
         for row in table["rows"]:
             pattern, wanted, printed = row.get("is"), row.get("with", {}), row["values"][column]
-            if (
-                pattern is not None
-                and printed != "-"
-                and _size(pattern) > best
-                and _matches(pattern, target)
-                and all(given.get(key, value) == value for key, value in wanted.items())
-                and (not same_setup or _same_setup(table, row, target, dataset, given))
-            ):
+            if pattern is None or printed == "-" or _size(pattern) <= best or not _matches(pattern, target):
+                continue
+            agrees = all(given.get(key, value) == value for key, value in wanted.items())
+            if agrees and (not same_setup or _same_setup(table, row, target, dataset, given)):
                 names = table["paper"], table["table"], row["row"], table["columns"][column], table["metric"]
                 best, number = _size(pattern), PaperNumber(*names, printed)
     return number
@@ -96,11 +92,9 @@ def paper_settings(domain: str, dataset: str) -> dict[str, float] | None:
     >>> paper_settings("graph", "PROTEINS")
     {'t': 0.05, 'mu': 1.5, 'sigma': 1.0}
     """
-    for table in _content()["settings"]:
-        for name, values in table["settings"].items():
-            if table["domain"] == domain and _plain(name) == _plain(dataset):
-                return dict(values)
-    return None
+    tables = (table["settings"] for table in _content()["settings"] if table["domain"] == domain)
+    found = (values for table in tables for name, values in table.items() if _plain(name) == _plain(dataset))
+    return next((dict(values) for values in found), None)
 
 
 @cache

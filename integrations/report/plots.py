@@ -113,12 +113,8 @@ def _label_rows(axes: Axes, column: Column, looks: dict[str, Style], label: str)
 def curves(column: Column) -> list[str]:
     """Return names of numbers that runs logged more than once, the column's metric first; not those of single folds."""
     logged = dict.fromkeys(key for run in column.runs for line in _lines(run) for key in line)
-    drawn = [
-        key
-        for key in logged
-        if not re.fullmatch(r"step|fold\d+", key)
-        and any(len(_band(cell.runs, key)[0]) > 1 for cell in column.cells.values())
-    ]
+    names = (key for key in logged if not re.fullmatch(r"step|fold\d+", key))
+    drawn = [key for key in names if any(len(_band(cell.runs, key)[0]) > 1 for cell in column.cells.values())]
     return sorted(drawn, key=lambda key: key not in column.metric.split())[:PANELS]
 
 

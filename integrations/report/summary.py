@@ -41,6 +41,8 @@ NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, row
 LENGTH = ("epochs", "steps", "steps_flag", "updates", "every")
 MOST = 4  # names in a sentence
 
+Rows = dict[Path, str]  # the row of each run, by the run's path
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -236,7 +238,7 @@ def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:
             yield Pooled(domain, metric, baseline, verdicts)
 
 
-def _row_names(runs: Iterable[Run]) -> dict[Path, str]:
+def _row_names(runs: Iterable[Run]) -> Rows:
     """Return the row of each run: its name, and settings of its objective in which runs of it on the same data differ.
 
     Other settings in which they differ give them other columns.
@@ -247,11 +249,8 @@ def _row_names(runs: Iterable[Run]) -> dict[Path, str]:
         for key, value in _other_arguments(run):
             seen[run.name, key, json.dumps(table, sort_keys=True)].add(json.dumps(value))
     differing = {(name, key) for (name, key, _), values in seen.items() if len(values) > 1}
-    return {
-        run.path: run.name
-        + "".join(f", {key}={value}" for key, value in _other_arguments(run) if (run.name, key) in differing)
-        for run in runs
-    }
+    shown = {run.path: [f", {k}={x}" for k, x in _other_arguments(run) if (run.name, k) in differing] for run in runs}
+    return {run.path: run.name + "".join(shown[run.path]) for run in runs}
 
 
 def _other_arguments(run: Run) -> list[tuple[str, object]]:
@@ -261,7 +260,7 @@ def _other_arguments(run: Run) -> list[tuple[str, object]]:
     return [(key, others[key]) for key in sorted(others)]
 
 
-def _resolve_baseline(baseline: str, rows: dict[Path, str], runs: Iterable[Run]) -> str:
+def _resolve_baseline(baseline: str, rows: Rows, runs: Iterable[Run]) -> str:
     """Return the row that a name or spec refers to."""
     try:
         spec = str(cp.objective(baseline))
@@ -279,12 +278,7 @@ def _resolve_baseline(baseline: str, rows: dict[Path, str], runs: Iterable[Run])
 
 
 def _columns(
-    members: Sequence[Run],
-    rows: dict[Path, str],
-    heading: tuple[str, str, str, str],
-    baseline: str | None,
-    lower: bool,
-    margin: float | None,
+    members: Sequence[Run], rows: Rows, heading: Sequence[str], baseline: str | None, lower: bool, margin: float | None
 ) -> Iterator[Column]:
     """Yield the column of the runs on one data set, if any of them has the metric.
 

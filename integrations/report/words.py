@@ -84,10 +84,8 @@ def quoted(row: str) -> str:
 
 
 def _with_sizes(rows: Mapping[str, Verdict], places: int) -> str:
-    return listed(
-        f"{_rows([row])} (by {number(abs(v.difference), places, '')}{', within the margin' * v.within})"
-        for row, v in rows.items()
-    )
+    sizes = {row: number(abs(v.difference), places, "") + ", within the margin" * v.within for row, v in rows.items()}
+    return listed(f"{quoted(row)} (by {size})" for row, size in sizes.items())
 
 
 def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -> str:
