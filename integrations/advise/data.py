@@ -1,7 +1,5 @@
 """Read the data that ``counterpoint advise`` measures: arrays, text pairs, folders of images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,35 +18,22 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class Pairs:
-    """Samples as rows of a table of features.
+    """Samples as rows of a table of features."""
 
-    Args:
-        x: ``(rows, width)`` features.
-        views: ``(samples, P)`` rows that show each sample, its anchor first.
-        ids: ``(samples,)`` whole numbers, the same for samples that belong together; -1 where it is not known.
-        negatives: ``(samples, n)`` rows of hard negatives.
-        negative_ids: ``(samples, n)`` ids of these.
-        kind: what the features are, for the advice.
-        modality: ``text`` or ``images``, if it is known.
-        batches: ``(samples,)`` whole numbers, the same for samples that are trained in one batch.
-        numbers: ``(samples,)`` where they stand in the files: the line of a text, counted from 1, or the row of an
-            array, from 0.
-    """
-
-    x: Tensor
-    views: Tensor
-    ids: Tensor | None = None
-    negatives: Tensor | None = None
-    negative_ids: Tensor | None = None
-    kind: str = "embeddings"
-    modality: str | None = None
-    batches: Tensor | None = None
-    numbers: Tensor | None = None
+    x: Tensor  # (rows, width) features
+    views: Tensor  # (samples, P) rows that show each sample, its anchor first
+    ids: Tensor | None = None  # (samples,) the same for samples that belong together; -1 where it is not known
+    negatives: Tensor | None = None  # (samples, n) rows of hard negatives
+    negative_ids: Tensor | None = None  # (samples, n) ids of these
+    kind: str = "embeddings"  # what the features are, for the advice
+    modality: str | None = None  # text or images, if it is known
+    batches: Tensor | None = None  # (samples,) the same for samples that are trained in one batch
+    numbers: Tensor | None = None  # (samples,) places in the files: lines of a text from 1, rows of an array from 0
 
     def __len__(self) -> int:
         return len(self.views)
 
-    def draw(self, count: int) -> Pairs:
+    def draw(self, count: int) -> "Pairs":
         """Return at most ``count`` samples, at random with a fixed seed."""
         if len(self) <= count:
             return self

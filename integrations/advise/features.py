@@ -12,10 +12,8 @@ THRESHOLD = 0.5  # below which a patch does not count for a center
 class PatchFeatures:
     """Soft assignments of whitened patches to k-means centers, averaged in the four quarters of the image.
 
+    The patches that determine the centers are drawn from ``images``, ``(N, 3, height, width)`` uint8.
     Coates and Ng 2011, the importance of encoding versus training with sparse coding and vector quantization.
-
-    Args:
-        images: ``(N, 3, height, width)`` uint8, from which the patches are drawn.
     """
 
     def __init__(self, images: Tensor, centers: int = 200, patch: int = 6, stride: int = 2, seed: int = 0) -> None:

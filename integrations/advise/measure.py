@@ -102,8 +102,7 @@ def hard_negatives(data: Pairs) -> Result:
 def false_negatives(ids: Tensor, batches: Tensor | None = None) -> Result:
     """Estimate how many of an anchor's negatives have its id, with a bootstrap interval, from samples with known ids.
 
-    Args:
-        batches: the batch of each sample, or the topic of which its batches are drawn; None for random batches.
+    ``batches`` is the batch of each sample, or the topic of which its batches are drawn; None for random batches.
     """
     where = ids != UNKNOWN
     known, batch = ids[where], torch.zeros_like(ids[where]) if batches is None else batches[where]

@@ -52,11 +52,9 @@ def _uniform_part(counts: Tensor) -> Tensor:
 class Canonical:
     """The likelihood ratio of right and random pairs, if the two views of a sample were jointly Gaussian.
 
-    Both views are projected on the directions in which they agree most, where the ``i``-th has correlation ``r_i``.
-    Rows are scaled to one length first, as the norm of features says little about a pair.
-
-    Args:
-        a, b: ``(n, width)`` the views of training pairs.
+    Both views ``a`` and ``b`` of training pairs, ``(n, width)``, are projected on the directions in which they agree
+    most, where the ``i``-th has correlation ``r_i``. Rows are scaled to one length first, as the norm of features says
+    little about a pair.
     """
 
     def __init__(self, a: Tensor, b: Tensor) -> None:
@@ -71,13 +69,11 @@ class Canonical:
 
     @staticmethod
     def _scaled(x: Tensor) -> Tensor:
-        scaled: Tensor = normalize(x, dim=1) * x.shape[1] ** 0.5
-        return scaled
+        return normalize(x, dim=1) * x.shape[1] ** 0.5  # type: ignore[no-any-return]
 
     def __call__(self, a: Tensor, b: Tensor) -> Tensor:
         """Return log likelihood ratios ``(n, n)`` of each row of ``a`` with each row of ``b``, up to a constant."""
         x, y, r = self._scaled(a) @ self.directions, self._scaled(b) @ self.directions, self.correlation
         rest = 1 - r**2
         squares = [(z**2 @ (r**2 / rest)) / 2 for z in (x, y)]
-        ratio: Tensor = (x * (r / rest)) @ y.T - squares[0].unsqueeze(1) - squares[1]
-        return ratio
+        return (x * (r / rest)) @ y.T - squares[0].unsqueeze(1) - squares[1]  # type: ignore[no-any-return]
