@@ -77,10 +77,9 @@ def train_command(arguments: argparse.Namespace) -> int:
             cells.append(training.untrained(arguments.data, seed, **changes))
     runs, code = flags.run_cells(training.train, cells, arguments, "train sentence")
     report.show(runs, arguments.json)
-    if not arguments.json:
-        for run in runs:
-            if run.arguments["objective"] is not None:
-                print(f"{run.title}: {run.address}/model")
+    for run in () if arguments.json else runs:
+        if run.arguments["objective"] is not None:
+            print(f"{run.title}: {run.address}/model")
     return code
 
 

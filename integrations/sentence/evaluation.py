@@ -16,11 +16,9 @@ COLLAPSED = -100.0  # the dev score where Spearman's correlation is undefined, b
 
 
 class DevScore(SentenceEvaluator):  # type: ignore[misc]
-    """The score on an STS set, or on the split ``dev`` of a retrieval collection; ``name`` is that of the metric.
+    """The score on an STS set, or on the split ``dev`` of a retrieval collection; ``name`` becomes that of the metric.
 
-    Args:
-        name: of the set or collection.
-        drop_head: score the model without its last module, the head that SimCSE trains with but does not keep.
+    With ``drop_head``, the model is scored without its last module, the head that SimCSE trains with but does not keep.
     """
 
     def __init__(self, name: str, drop_head: bool) -> None:

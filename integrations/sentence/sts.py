@@ -178,11 +178,9 @@ def evaluate(
     batch_size: int = 64,
     progress: bool = False,
 ) -> Report:
-    """Score a model on sets of scored sentence pairs.
+    """Score a model on sets of scored sentence pairs, which :func:`load` finds in ``data``.
 
-    Args:
-        model, batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
-        sets, data: see :func:`load`.
+    For the other arguments see :func:`counterpoint.integrations.sentence.encode.embed`.
     """
     loaded = [load(name, data) for name in dict.fromkeys(sets)]
     embeddings = embed(model, (text for pairs in loaded for text in pairs.texts), batch_size, progress)

@@ -60,13 +60,10 @@ class Texts:
 
 
 def load(name: str, data: str | Path | None = None) -> dict[str, Texts]:
-    """Load a task: its ``train`` and ``test`` texts, or ``all`` of them if it has no official split.
+    """Load one of :data:`~.settings.TRANSFER`: its ``train`` and ``test`` texts, or ``all`` without an official split.
 
-    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples.
-
-    Args:
-        name: one of :data:`~.settings.TRANSFER`.
-        data: the folder of the tasks, by default ``COUNTERPOINT_DATA``; the hub has no copies that could be pinned.
+    Empty lines of CR and MPQA count as texts, and are read as a full stop, as in SentEval's examples. ``data`` is the
+    folder of the tasks, by default ``COUNTERPOINT_DATA``; the hub has no copies that could be pinned.
     """
     check_choice("transfer task", name, TRANSFER)
     if (folder := root(data)) is None:
