@@ -130,19 +130,16 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
         shapes = ", ".join(map(shape, views))
         raise ValueError(f"stacked=True: expected one tensor (batch, views, width), got {shapes}.")
     if whole and not stacked:
-        raise ValueError(
-            f"view 1: expected shape (batch, width), got {shape(views[0])}. For (views, batch, width), call "
-            f"loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True).{GROUPS}"
-        )
+        calls = "For (views, batch, width), call loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
+        raise ValueError(f"view 1: expected shape (batch, width), got {shape(views[0])}. {calls}{GROUPS}")
     views = views[0].unbind(1) if stacked else views
     dims = 3 if queued and views[0].dim() == 3 else 2
     for i, view in enumerate(views, 1):
         if view.dim() != dims or view.shape != views[0].shape:
             hint = (GROUPS if view.dim() == 3 else MAPS) * (view.dim() > dims)
-            raise ValueError(
-                f"view {i}: expected shape {shape(views[0]) if views[0].dim() == dims else '(batch, width)'}"
-                f"{' as view 1' if i > 1 else ''}, got {shape(view)}.{hint}"
-            )
+            expected = shape(views[0]) if views[0].dim() == dims else "(batch, width)"
+            expected += " as view 1" * (i > 1)
+            raise ValueError(f"view {i}: expected shape {expected}, got {shape(view)}.{hint}")
         if 0 in view.shape:
             raise ValueError(f"view {i}: empty, shape {shape(view)}.")
         if view.device != views[0].device:
@@ -190,11 +187,10 @@ def require_elementwise(results: Any, s: Tensor) -> None:
     """Raise if a function of ``s`` returns another shape: then it depends on more than ``s``."""
     for x in results if isinstance(results, tuple) else (results,):
         if x.shape != s.shape:
-            raise TypeError(
-                f"the function that is reduced made {shape(x)} of {shape(s)} similarities: it may close "
-                "over numbers and tensors without dimensions only; what differs from anchor to anchor is passed "
-                "beside it, neg.mean(f, per_anchor)."
-            )
+            may = "it may close over numbers and tensors without dimensions only"
+            other = "what differs from anchor to anchor is passed beside it, neg.mean(f, per_anchor)"
+            got = f"the function that is reduced made {shape(x)} of {shape(s)} similarities"
+            raise TypeError(f"{got}: {may}; {other}.")
 
 
 NO_DERIVATIVE = "tiles and chunks have no {}: call the objective with engine='matrix', which keeps all similarities."

@@ -56,20 +56,17 @@ class Hyper(Generic[T, V]):
         self.name = name
         self.short = self.short or name
 
+    @overload
+    def __get__(self, objective: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__(self, objective: object, owner: Any = None) -> V: ...
+    def __get__(self, objective: Any, owner: Any = None) -> Any:
+        # only values that move get here
+        return self if objective is None else objective._hyper[self.name]()
+
     if TYPE_CHECKING:  # at run time this stays a non-data descriptor: constants live in the instance's __dict__
 
-        @overload
-        def __get__(self, objective: None, owner: Any = None) -> Self: ...
-        @overload
-        def __get__(self, objective: object, owner: Any = None) -> V: ...
-        def __get__(self, objective: Any, owner: Any = None) -> Any: ...
         def __set__(self, objective: Any, value: T) -> None: ...
-
-    else:
-
-        def __get__(self, objective, owner=None):
-            # only values that move get here
-            return self if objective is None else objective._hyper[self.name]()
 
     def check(self, value: Any, where: str) -> Any:
         """Return ``value`` in its canonical type, or raise an error that names the objective ``where``."""
@@ -89,11 +86,8 @@ class Hyper(Generic[T, V]):
 class Real(Hyper[T, V]):
     """A number in an interval, or one of ``words`` (``"auto"``), or None if ``optional``.
 
-    It also accepts a :class:`Schedule` or a :class:`Learned` value unless it is ``fixed``, as ``whole`` numbers are.
-
-    Args:
-        low, high: The smallest and the largest value.
-        above, below: Limits that are not values themselves.
+    ``low`` and ``high`` belong to the interval, ``above`` and ``below`` do not. It also accepts a :class:`Schedule` or
+    a :class:`Learned` value unless it is ``fixed``, as ``whole`` numbers are.
 
     >>> import counterpoint as cp
     >>> class Scaled(cp.Objective):
@@ -283,9 +277,8 @@ class Parametrized(nn.Module):
             if name in names[: len(args)]:
                 raise TypeError(f"{where}: {name} was passed both by position and by name.")
         bound = defaults | dict(zip(names, args, strict=False)) | values
-        for name, value in bound.items():
-            if value is REQUIRED:
-                raise TypeError(f"{where}: {name}= is required.")
+        if missing := [name for name, value in bound.items() if value is REQUIRED]:
+            raise TypeError(f"{where}: {missing[0]}= is required.")
         return bound
 
     def _assign(self, values: dict[str, Any]) -> None:
@@ -299,10 +292,9 @@ class Parametrized(nn.Module):
 
     def __setattr__(self, key: str, value: Any) -> None:
         if key in self.hyper:
-            raise AttributeError(
-                f"{type(self).__name__}.{key} is frozen: use .replace({key}=...) for a changed objective, or pass "
-                "a Schedule or a Learned value for one that changes during training."
-            )
+            hint = "pass a Schedule or a Learned value for one that changes during training"
+            frozen = f"{type(self).__name__}.{key} is frozen"
+            raise AttributeError(f"{frozen}: use .replace({key}=...) for a changed objective, or {hint}.")
         super().__setattr__(key, value)
 
     @classmethod
@@ -399,11 +391,9 @@ def warn_of_scales(objective: nn.Module) -> None:
         temperature = vars(part).get("_hyper", {}).get("temperature")
         start = getattr(temperature, "start", temperature)
         if isinstance(start, float) and start > MAX_TEMPERATURE:
-            warnings.warn(
-                f"{type(part).__name__}: expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got "
-                f"{number(start)}. If this is a scale of logits, the temperature is 1/{number(start)}.",
-                stacklevel=5,  # where the objective is called
-            )
+            wrong = f"expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got {number(start)}"
+            hint = f"If this is a scale of logits, the temperature is 1/{number(start)}."
+            warnings.warn(f"{type(part).__name__}: {wrong}. {hint}", stacklevel=5)  # where the objective is called
 
 
 def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> None:
@@ -421,8 +411,6 @@ def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> N
     if small or (factor <= 1 and any(getattr(part, "on_cosines", False) for part in objective.modules())):
         largest = max(float(x.detach().max()) for x in (scores.pos, scores.neg.max()))
         if largest > LARGEST:
-            warnings.warn(
-                f"{objective}: expected cosines, but similarities reach {largest:.3g} at scale={factor:g}, which is "
-                "what they were multiplied by, usually one over the temperature, 20 for 0.05.",
-                stacklevel=3,  # where the objective is called
-            )
+            wrong = f"expected cosines, but similarities reach {largest:.3g} at scale={factor:g}"
+            hint = "which is what they were multiplied by, usually one over the temperature, 20 for 0.05"
+            warnings.warn(f"{objective}: {wrong}, {hint}.", stacklevel=3)  # where the objective is called

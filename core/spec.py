@@ -1,7 +1,5 @@
 """The grammar of specs, ``arcl(adnce:mu=0.7,t=0.2) + 0.1*dp``. See :func:`counterpoint.objective`."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -38,9 +36,7 @@ class SpecError(ValueError):
 
     def __init__(self, message: str, text: str, position: int) -> None:
         super().__init__(message, text, position)
-        self.message = message
-        self.text = text
-        self.position = position
+        self.message, self.text, self.position = message, text, position
 
     def __str__(self) -> str:
         start = self.text.rfind("\n", 0, self.position) + 1
@@ -91,9 +87,7 @@ def parse(text: str, kind: Callable[[str], Any], total: Any, defaults: Mapping[s
 class _Parser:
     """A recursive-descent parser; ``at`` is its position in the text, never on a space."""
 
-    def __init__(
-        self, text: str, kind: Any = None, total: Any = None, defaults: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, text: str, kind: Any = None, total: Any = None, defaults: Any = None) -> None:
         self.text, self.kind, self.total, self.depth, self.defaults = text, kind, total, 0, defaults or {}
         self.outer: list[tuple[str, dict[str, Any]]] = []  # names and parameters of the enclosing wrappers
         self.move(0)
@@ -105,7 +99,7 @@ class _Parser:
     def fail(self, message: object, at: int | None = None) -> SpecError:
         return SpecError(str(message), self.text, self.at if at is None else at)
 
-    def whole(self, read: Callable[[_Parser], Any]) -> Any:
+    def whole(self, read: "Callable[[_Parser], Any]") -> Any:
         result = read(self)
         if self.next:
             raise self.fail(f"unexpected {self.next!r}")

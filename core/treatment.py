@@ -10,8 +10,6 @@ A ``PATH`` such as ``batch["doc_id"]`` or ``self.labels[0]`` says where ``counte
 the names of the function that computes the loss. It is looked up, never evaluated.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
@@ -212,9 +210,8 @@ class Treatment(Wrapper):
                 s = (widen(logits.detach()) - options.get("bias", 0.0)) / options.get("scale", 1.0)
                 positive = positives_of(s, labels, ignored) & ~out
                 drop = self._same(s, out, positive, known, logits.dtype)
-                judge = (
-                    s if known["guide"] is None else guided(known["guide"], s, positive.long().argmax(-1)).expand_as(s)
-                )
+                guide = known["guide"]
+                judge = s if guide is None else guided(guide, s, positive.long().argmax(-1)).expand_as(s)
                 if "labels" in self.told:
                     labels = positive = positive | (drop & ~out & positive.any(-1, keepdim=True))
                 known["guide"] = judge
@@ -344,7 +341,7 @@ class Treatment(Wrapper):
     def terms(self) -> list[Any]:
         raise TypeError(f"{self}: a treatment cannot be a term; write the sum before its first semicolon.")
 
-    def replace(self, **changes: Any) -> Treatment:
+    def replace(self, **changes: Any) -> "Treatment":
         """Return the same treatment of a changed objective."""
         return Treatment(self.objective.replace(**changes), false_negatives=self.rules or None, **self.told)
 

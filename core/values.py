@@ -116,16 +116,10 @@ Shape = Literal["linear", "cosine"]
 
 
 class Schedule(Moving):
-    """A number that moves from ``start`` to ``end`` over ``steps`` training calls and stays there.
+    """A number that moves from ``start`` to ``end`` over ``steps`` training calls, at least 1, and stays there.
 
-    The step is a buffer: ``state_dict`` saves it, and it advances by one whenever you call the objective in training
-    mode with gradients enabled.
-
-    Args:
-        start: Value before the first training call.
-        end: Value after ``steps`` training calls.
-        steps: Number of training calls, at least 1.
-        shape: ``"linear"`` or ``"cosine"``.
+    It moves linearly or, with ``shape="cosine"``, as half a cosine. The step is a buffer: ``state_dict`` saves it, and
+    it advances by one whenever you call the objective in training mode with gradients enabled.
 
     >>> import counterpoint as cp
     >>> cp.InfoNCE(cp.Schedule(0.5, 0.1, 1000))
@@ -190,16 +184,11 @@ class _Clip(torch.autograd.Function):
 
 
 class Learned(Moving):
-    """A trained number, clamped to ``[low, high]``.
+    """A trained number that begins at ``init``, clamped to ``[low, high]``.
 
     If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
     otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
     back into the interval.
-
-    Args:
-        init: Initial value.
-        low: Smallest value.
-        high: Largest value.
 
     >>> import counterpoint as cp
     >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))
@@ -211,9 +200,8 @@ class Learned(Moving):
         super().__init__()
         if not (is_number(init) and is_number(low) and is_number(high) and low <= init <= high):
             hint = " A value that may be negative needs low= and high= too." if is_number(init) and init <= 0 else ""
-            raise ValueError(
-                f"Learned: expected low <= init <= high, got init={init!r}, low={low!r}, high={high!r}.{hint}"
-            )
+            got = f"got init={init!r}, low={low!r}, high={high!r}"
+            raise ValueError(f"Learned: expected low <= init <= high, {got}.{hint}")
         self.start: float = float(init)
         self.low: float = float(low)
         self.high: float = float(high)
@@ -227,8 +215,7 @@ class Learned(Moving):
             return held  # type: ignore[return-value]
         if self.low <= 0:
             return _Clip.apply(self.value, self.low, self.high)  # type: ignore[no-any-return]
-        value: Tensor = _Clip.apply(self.log_value, math.log(self.low), math.log(self.high))
-        return value.exp()
+        return _Clip.apply(self.log_value, math.log(self.low), math.log(self.high)).exp()  # type: ignore[no-any-return]
 
     def bounds(self) -> tuple[float, float]:
         return self.low, self.high
@@ -280,10 +267,9 @@ class Tracked(nn.Module):
 def kept(new: Tensor, old: Tensor) -> Tensor:
     """Return a module's new state; raise where torch.vmap would leave a tensor that nothing outside of it can read."""
     if not checks.compiling() and _mapped(new) and not _mapped(old):
-        raise RuntimeError(
-            "torch.vmap: each of the mapped calls has statistics of its own, which training cannot keep: call in a "
-            "loop, call loss_fn.eval(), or map the state as well, with torch.func.functional_call."
-        )
+        why = "each of the mapped calls has statistics of its own, which training cannot keep"
+        hint = "call in a loop, call loss_fn.eval(), or map the state as well, with torch.func.functional_call"
+        raise RuntimeError(f"torch.vmap: {why}: {hint}.")
     return new
 
 

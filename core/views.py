@@ -21,11 +21,10 @@ from .objective import Objective
 from .objectives.infonce import InfoNCE
 
 Encoder = Callable[[Tensor], Tensor]
+Range = tuple[float, float]  # of valid inputs
 
 
-def fgsm(
-    loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: tuple[float, float] | None = None
-) -> Tensor:
+def fgsm(loss: Callable[[Tensor], Tensor], x: Tensor, epsilon: float, clip: Range | None = None) -> Tensor:
     """Take one step of :func:`pgd`, of size ``epsilon``, from ``x`` itself.
 
     Paper: Goodfellow et al. 2015, https://arxiv.org/abs/1412.6572.
@@ -40,7 +39,7 @@ def pgd(
     step: float | None = None,
     steps: int = 10,
     random_start: bool = True,
-    clip: tuple[float, float] | None = None,
+    clip: Range | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Take several steps along the sign of the gradient, each projected back into the ``epsilon`` box.
@@ -75,7 +74,7 @@ def pgd(
     return x + _valid(x, delta, clip)
 
 
-def _valid(x: Tensor, delta: Tensor, clip: tuple[float, float] | None) -> Tensor:
+def _valid(x: Tensor, delta: Tensor, clip: Range | None) -> Tensor:
     return (delta if clip is None else (x + delta).clamp(*clip) - x).detach()
 
 
@@ -119,7 +118,7 @@ def attack(
     objective: Objective | None = None,
     steps: int = 1,
     step: float | None = None,
-    clip: tuple[float, float] | None = None,
+    clip: Range | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """Find adversarial views: inputs near ``x`` that maximize the contrastive loss against ``anchor``.
@@ -155,7 +154,7 @@ def perturbed(
     epsilon: float | None = None,
     mixed: int = 0,
     steps: int = 1,
-    clip: tuple[float, float] | None = None,
+    clip: Range | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, Any]:
     """Compute the ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA need.
