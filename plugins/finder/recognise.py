@@ -216,7 +216,8 @@ def columns(labels: Tensor, counted: Tensor | None = None) -> str:
     run, rise = ((x[1:2] - x[:1]).tolist() or [1] for x in (at[rows], labels))
     step = rise[0] // run[0] if len(labels) > 1 else 0
     first = int(labels[0] - step * at[rows][0]) if len(labels) else 0
-    rules = {"the diagonal": at, "column 0": at * 0, f"the diagonal from column {first}": at + first}
+    rules = {"column 0": at * 0} if n == 1 else {}
+    rules |= {"the diagonal": at, "column 0": at * 0, f"the diagonal from column {first}": at + first}
     rules |= {f"every {step}th column from column {first}": at * step + first} if step > 1 else {}
     rules |= {"the row half a batch further": (at + n // 2) % max(n, 1), "the neighbour in the batch": at ^ 1}
     counts = (parts for parts in range(2, n) if n % parts == 0)

@@ -28,7 +28,7 @@ def tell(sink: Sink, finding: Finding) -> None:
     """
     frame: Any = sink.frames[0][0]
     of_loss = _package(frame)  # sentence-transformers hands the tokens to its losses
-    shape, sides = sink.x.shape, [x for p in finding["_products"] for x in (p.a, p.b) if not finding["scores"]]
+    shape, sides = sink.x.shape, [x for p in finding["_products"] for x in (p.a, p.b) if not finding.get("scores")]
     lengths = {*shape, shape[0] // 2, shape[-1] // finding["processes"], *map(len, sides)} - {0, 1}
     replace, product, local = finding.get("replace"), finding.get("product"), None
     if replace and replace["whole"] and not finding.get("site_has_labels"):
@@ -81,7 +81,7 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     kind, distinct = "duplicates", 0
     if isinstance(x, Tensor):
         says = x.dim() == 1 or (x.dim() == 2 and x.amax() > 1)  # no mask
-        if "int" in str(x.dtype) and says and (x.dim() == 2 or len(x.diff().unique()) > 1):  # no row numbers
+        if "int" in str(x.dtype) and says and not torch.equal(x, torch.arange(len(x)).to(x)):
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})

@@ -335,19 +335,20 @@ def supervised(features, y, t=0.1):
     ("loss", "line"),
     [
         ("F.cross_entropy(x, at, reduction='sum') + a.sum()", "--scale 5 --objective hcl:t=0.4"),
-        ("F.cross_entropy(x / step[0], at)", "its scale changes: `counterpoint inject logits --site toy.py:"),
+        ("F.cross_entropy(x / step[0], at)", "--scale changing --objective hcl:t=host"),
         (
             "(torch.exp(x / step[0]).sum(1).log() - x.diag() / step[0]).mean()",
             "its scale changes: `counterpoint inject logits --site toy.py:",
         ),
     ],
 )
-def test_a_scale_that_changes_needs_a_name(find, loss, line):
+def test_a_scale_that_changes_is_measured_in_each_call_or_needs_a_name(find, loss, line):
     head = "step = [0]\n\n\ndef loss(a, b):\n    step[0] += 1\n    x, at = 5 * norm(a) @ norm(b).T, torch.arange(N)"
     code = f"{head}\n    return {loss}"
     found = find(HARNESS.replace("{code}", code))
     assert line in found.err
-    assert ("changes from 1.66667 to 5" in found.err) == ("step[0]" in loss) == (not found.data["commands"])
+    assert ("changes from 1.66667 to 5" in found.err) == ("step[0]" in loss)
+    assert bool(found.data["commands"]) == ("cross_entropy" in loss)
 
 
 @pytest.mark.slow

@@ -457,6 +457,67 @@ def test_a_function_that_calls_itself(find):
     assert "toy.py:loss(a, b)" in command
 
 
+FACTOR = """
+def loob(x, y, scale):
+    s, own = norm(x) @ norm(y).T * scale, torch.eye(N).bool()
+    return {factor} * (torch.logsumexp(s.masked_fill(own, -1e4), 1) - s.diagonal()).mean()
+
+
+def loss(a, b):
+    scale = net.logit_scale.exp()
+    return loob(a, b, scale) + loob(b, a, scale)
+"""
+
+
+@pytest.mark.parametrize("factor", ["2", "(1 / scale)"])
+def test_a_learned_scale_that_is_also_a_factor_of_the_loss(find, monkeypatch, capsys, factor):
+    """With our objective in its place, the scale would get another gradient than the similarities alone give it."""
+    found = find(HARNESS.replace("{code}", FACTOR.format(factor=factor)))
+    assert [each["form"] for each in found.losses] == ["infonce:denominator=negatives"]
+    assert ("scale has another use than to multiply similarities, as in loob" in found.err) == (factor != "2")
+    assert len(found.data["commands"]) == (factor == "2")
+    for command in found.data["commands"]:
+        code, said = inject_and_read([*command[2:-2], "--verify", "3"], monkeypatch, capsys)
+        assert code == 0, said
+
+
+COSINES = """
+def f(x):
+    return torch.exp(x / 0.5)
+
+
+def loss(a, b):
+    pos, neg = f(F.cosine_similarity(a, b)), f(norm(a) @ norm(torch.cat([b, a.detach().roll(1, 0)])).T)
+    return -torch.log(pos / neg.sum(1)).mean()
+"""
+
+
+def test_positives_by_cosine_similarity_have_the_anchors_of_normalized_products(find, monkeypatch, capsys):
+    (command,) = find(HARNESS.replace("{code}", COSINES)).data["commands"]
+    code, said = inject_and_read([*command[2:-2], "--verify", "3"], monkeypatch, capsys)
+    assert code == 0, said
+
+
+SINGLE_ANCHORS = """
+text = [str(i % 3) for i in range(N)]
+
+
+def loss(a, b):
+    s = norm(a) @ norm(a).T / 0.1
+    rows = [torch.cat([s[i][[t == text[i] for t in text]].mean()[None], s[i][[t != text[i] for t in text]]])
+            for i in range(N)]
+    return sum(F.cross_entropy(row[None], torch.zeros(1).long()) for row in rows) / N
+"""
+
+
+def test_only_what_has_a_value_per_anchor_or_key_is_offered(find):
+    """Each anchor is a call of its own here, with a key per sample of another text and one for all of the same."""
+    found = find(HARNESS.replace("{code}", SINGLE_ANCHORS))
+    assert found.data["commands"]
+    assert "text" not in {each["path"] for each in found.data["told"]}
+    assert "column 0" in found.err
+
+
 MINMAX = """
 steps = []
 

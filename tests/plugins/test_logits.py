@@ -304,11 +304,12 @@ def test_a_scale_that_changes(launch):
     words = ("--site", "toy.py:14", "--objective", "hcl:t=0.1")
     for scale in ((), ("--scale", "10")):
         found = launch(*words, *scale, script=script)
-        assert (found.code, "the scale at toy.py:14 changes from 10 to 5: give --scale the name" in found.err) == (
-            2,
-            True,
-        )
-    assert launch(*words, "--scale", "s", script=script).code == 0
+        assert found.code == 2
+        assert "the scale at toy.py:14 changes from 10 to 5: --scale changing, or the name" in found.err
+    named, measured = (launch(*words, "--scale", how, "--verify", "1", script=script) for how in ("s", "changing"))
+    assert named.code == measured.code == 0
+    assert measured.losses == [pytest.approx(line, rel=1e-5) for line in named.losses]
+    assert "changing, measured in each call" in measured.err
 
 
 def test_a_scale_that_cannot_be_measured(launch):
