@@ -20,13 +20,12 @@ from .finder.measure import scale_of
 from .finder.records import Finding
 from .finder.watch import Watch
 from .host import OWN_LOSS, Seam, SeamError
-from .sites import named
+from .sites import CHANGING, named
 
 CALLS = 3  # of each line to measure
 ROUNDED = 0.01  # a scale that the user rounds, 14.3 for one over 0.07, differs by less
 WHAT = "what similarities are multiplied by, usually one over the temperature, 20 for 0.05"
 NAME = "the name that it has there, as in --scale self.logit_scale.exp"
-CHANGING = "changing"  # as --scale: measured in every call
 
 
 class Scales:

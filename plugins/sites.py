@@ -21,6 +21,7 @@ from counterpoint.names import WHERE, at_path, nearest
 
 from .host import SeamError
 
+CHANGING = "changing"  # as --scale: measured in every call
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"  # not torchvision
 _PYTHON = f"{Path(os.__file__).parent}{os.sep}"
 _RUNPY = ("<frozen runpy>", f"{_PYTHON}runpy.py")  # from Python 3.11 on, and before

@@ -20,4 +20,5 @@ class Published(PyTorchModelHubMixin):  # type: ignore[misc]
     def load(cls, folder: str | Path) -> Any:
         """The encoder of a published run, from its safetensors."""
         with contextlib.redirect_stdout(io.StringIO()):  # which may be the JSON of a command
-            return cls.from_pretrained(str(folder)).eval()
+            encoder: Any = cls.from_pretrained(str(folder))
+            return encoder.eval()

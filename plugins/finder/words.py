@@ -7,8 +7,7 @@ from typing import Any
 
 from counterpoint.objectives.infonce import HCL, first_temperature
 
-from ..scales import CHANGING
-from ..sites import short
+from ..sites import CHANGING, short
 from .records import Finding, Findings, Replaced
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
