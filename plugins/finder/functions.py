@@ -92,7 +92,7 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         whole &= len(given) == len(best["arguments"])  # no other argument is the same tensor
         numbers = {n: float(x.detach()) for n, x in passed.items() if x.numel() == 1}
         best["scale"] = _named(numbers, finding["scale"], finding["learned"])
-        if best["scale"] and not _only_scales(watch, root, passed[best["scale"]], tolerance_of(sink.x)):
+        if best["scale"] and not _only_scales(watch, sink, root, passed[best["scale"]]):
             finding["doubts"].append(f"{best['scale']} has another use than to multiply similarities, as in {name}")
         best["bias"] = _named(numbers, finding.get("bias"), finding.get("bias_learned", []))
         best["file"], best["function"], best["whole"] = frame.f_code.co_filename, name, whole
@@ -102,18 +102,18 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
             return
 
 
-def _only_scales(watch: Watch, root: Tensor, scale: Tensor, tolerance: float) -> bool:
+def _only_scales(watch: Watch, sink: Sink, root: Tensor, scale: Tensor) -> bool:
     """Whether a learned scale has the gradient of a factor of the similarities, in all calls that get it."""
-    calls = [f for s in watch.sinks for f, passed in s.frames if any(x is scale for x in passed.values())]
-    of_sinks = [p for s in watch.sinks if any(f in calls for f, _ in s.frames) for p in s.walk.products]
-    products = {
-        id(p): p for p in [*of_sinks, *(p for p in watch.pairs() if any(f in calls for f in p.frames))]
-    }.values()
+    alike = [s for s in watch.sinks if s.names.keys() & sink.names.keys()]
+    calls = [f for s in alike for f, passed in s.frames if any(x is scale for x in passed.values())]
+    every = [p for s in alike if any(f in calls for f, _ in s.frames) for p in s.walk.products]
+    every += [p for p in watch.pairs() if any(f in calls for f in p.frames)]
+    products = {id(p): p for p in every}.values()
     found = zip(products, gradients(root, [p.edge for p in products]), strict=True)
     parts = [float((g.double() * p.values()).sum()) for p, g in found if g is not None]
     (total,) = gradients(root, [scale])
     expected, size = sum(parts) / float(scale.detach()), sum(map(abs, parts)) / abs(float(scale.detach()))
-    return total is None or abs(float(total) - expected) <= 10 * tolerance * size
+    return total is None or abs(float(total) - expected) <= 10 * tolerance_of(sink.x) * size
 
 
 def _named(numbers: dict[str, float], value: float | None, learned: Sequence[str]) -> str | None:

@@ -158,7 +158,7 @@ class Watch(TorchFunctionMode):
         elif name in PRODUCTS:
             if isinstance(out, Tensor) and out.grad_fn is not None and args:
                 if out._is_view() and (
-                    name != "einsum" or len(args) > 2 or (len(args[1]) > 1 and not isinstance(args[1], Tensor))
+                    name != "einsum" or len(args) > 2 or (not isinstance(args[1], Tensor) and len(args[1]) > 1)
                 ):
                     out = out.clone()  # an edit of a view in place would cut its node out of the graph
                 self._product(name, args, kwargs, out)

@@ -44,7 +44,7 @@ def _roads(
     for loss in (loss for loss in losses if is_sound(loss)):
         call, labeled = loss.get("replace"), loss.get("site_has_labels")
         known = call["scale"] if call and loss["learned"] else not _changes(loss)
-        by_call = bool(labeled or loss.get("columns")) and not loss.get("product")  # there, a scale can be measured
+        by_call = bool(labeled or loss.get("columns")) and not loss.get("product") and "bias" not in loss
         at_site = bool(loss["scale_variable"]) if loss["learned"] else by_call or not _changes(loss)
         at_site &= not loss["learned"] or loss["kind"] != "logsumexp"  # by which a scale would get no gradient
         if functions and not labeled and call and call["whole"] and known:
@@ -99,12 +99,13 @@ def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
     if first.get("product"):
         scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
         return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
+    if any(_changes(loss) and not loss["learned"] for loss in group):
+        return ["--scale", CHANGING, *objective_of(objective, first, "host")]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:
         return objective_of(objective, first, "host")
     if "bias" in first:  # a scale and a bias are measured together
         return objective_of(objective, first)
-    scale = CHANGING if _changes(first) and not first["learned"] else f"{first['scale']:.6g}"
-    return ["--scale", first["scale_variable"] or scale, *objective_of(objective, first)]
+    return ["--scale", first["scale_variable"] or f"{first['scale']:.6g}", *objective_of(objective, first)]
 
 
 def _changes(loss: Finding) -> bool:
