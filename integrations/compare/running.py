@@ -27,13 +27,8 @@ NO_SEED = (
     "is the training too short to move the number?"
 )
 LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
-SEAM_SAYS = {
-    "calls": 0,
-    "step_seconds": None,
-    "training_seconds": None,
-    "own": HOST,
-    "excluded": None,
-}  # in a run's details, and else
+# in a run's details, and what stands there if the seam has written nothing
+SEAM_SAYS = {"calls": 0, "step_seconds": None, "training_seconds": None, "own": HOST, "excluded": None}
 UNREACHED = "at its first step: "  # so with every seed
 SKIPPED = (".git", "__pycache__")
 

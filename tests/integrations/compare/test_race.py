@@ -93,7 +93,7 @@ def test_the_best_other_treatment_is_one_that_gave_numbers():
     assert race.ranked([*failed, own]) == [own]
 
 
-def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0):
+def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0, training=None):
     """Return a race whose trainings are scores; those of which there is none have failed."""
 
     def run_cells(cells, metrics=(), **_):
@@ -107,7 +107,9 @@ def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0):
                 else:
                     keys = excluded if re.search("; (duplicates|ids)", run.arguments["objective"]) else None
                     calls = round(run.arguments.get("length") or 8)
-                    run.finish({"acc": number}, calls=calls, step_seconds=[0.1], metrics=["acc"], excluded=keys)
+                    time.sleep(0.01 * (training is not None))
+                    told = {"step_seconds": [0.1], "training_seconds": training, "metrics": ["acc"], "excluded": keys}
+                    run.finish({"acc": number}, calls=calls, **told)
         return runs
 
     raced = object.__new__(race.Race)
@@ -128,6 +130,14 @@ def test_a_number_that_is_missing_stops_the_race_after_one_training(tmp_path):
     with pytest.raises(ValueError, match=r"own loss gave no number: ValueError: no 'acc'\. Known: accuracy"):
         stand_in(tmp_path, lambda one: None, asked).run()
     assert [one["objective"] for one in asked] == ["host"]
+
+
+@pytest.mark.parametrize(("training", "share"), [(1e-9, 1.0), (None, 0.0), (60.0, 0.0)])
+def test_the_time_that_is_left_counts_start_up_once_per_training(tmp_path, training, share):
+    """A script that trains for no time beside its imports takes as long with all steps as with a quarter of them."""
+    raced = stand_in(tmp_path, lambda one: float(len(one["objective"]) + one["seed"] % 3), [], training=training)
+    raced.run()
+    assert raced.fixed == pytest.approx(share, abs=1e-3)
 
 
 def test_a_number_that_is_nan_stops_the_race_too(tmp_path):
