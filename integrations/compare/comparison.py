@@ -156,8 +156,9 @@ class Comparison:
         names = {
             name: [run.record["result"].get(name) for run in done] for run in done for name in run.record["result"]
         }
-        if settings.items and (mean := names.pop(settings.items.name, None)) not in [None, *names.values()]:
-            names[settings.items.name] = mean or []  # which is no metric of the script's, too
+        mean = settings.items.name if settings.items else ""
+        if mean in names and [*names.values()].count(names[mean]) > 1:  # a metric of the script has the same numbers
+            del names[mean]
         known = baseline if any(run.name == baseline for run in done) else None
         summary = report.summarise(done, baseline=known, metrics=[*names], lower=settings.lower, margin=settings.margin)
         if settings.items:
