@@ -563,6 +563,36 @@ def test_no_command_for_a_part(find):
     assert "--only" in command
 
 
+MODEL = """
+import torch
+
+
+class Model:
+    def semi_loss(self, x, y):
+        e = torch.exp(x @ y.T / 0.2)
+        return -torch.log(e.diag() / e.sum(1)).mean()
+"""
+HOSTED = """
+import model
+
+
+def loss(a, b):
+    x, y = norm(a), norm(b)
+    return model.Model().semi_loss(x, y) + {weight} * torch.exp(x @ y.T).mean()
+"""
+
+
+@pytest.mark.parametrize("weight", [0, 1])
+def test_no_command_of_a_known_host_while_another_term_is_not_known(find, tmp_path, monkeypatch, weight):
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    found = find(HARNESS.replace("{code}", HOSTED.format(weight=weight)))
+    assert "known host: pyg" in found.err
+    assert any(command[2] == "pyg" for command in found.data["commands"]) == (weight == 0), found.err
+    assert found.code == 3 * weight
+
+
 @pytest.mark.parametrize("sink", ["F.log_softmax(3 * x, 1)", "F.cross_entropy(3 * x, torch.arange(N))"])
 def test_what_cannot_be_judged_hides_no_loss(find, sink):
     """A metric that can no longer be differentiated, and that nothing is trained with."""
