@@ -26,7 +26,9 @@ def find(tmp_path, monkeypatch, capsys):
         try:
             code = inject.main(["auto", *words, "--json", "found.json", "--", "toy.py"])
         finally:
-            sys.modules.pop("toy", None)
+            for name, module in list(sys.modules.items()):  # another test may have a module of the same name
+                if str(getattr(module, "__file__", None)).startswith(str(tmp_path)) and name != "__main__":
+                    del sys.modules[name]
         assert torch.autograd.backward is backward
         data = json.loads((tmp_path / "found.json").read_text())
         out, err = capsys.readouterr()

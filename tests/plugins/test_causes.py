@@ -586,7 +586,6 @@ def loss(a, b):
 def test_no_command_of_a_known_host_while_another_term_is_not_known(find, tmp_path, monkeypatch, weight):
     (tmp_path / "model.py").write_text(MODEL)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "model", raising=False)
     found = find(HARNESS.replace("{code}", HOSTED.format(weight=weight)))
     assert "known host: pyg" in found.err
     assert any(command[2] == "pyg" for command in found.data["commands"]) == (weight == 0), found.err
