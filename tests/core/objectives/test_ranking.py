@@ -76,3 +76,17 @@ def test_fifty_steps_of_drrl(case, engine):
     assert found == pytest.approx(DRRL[case], rel=1e-9 if not lr else 1e-6)
     if lr:
         assert float(loss_fn.margin.detach()) == pytest.approx(-0.3750221466160661, rel=1e-6)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_opposite_negatives_have_no_share_in_psl(engine):
+    """A surrogate of zero is a negative that does not count: rounding it is felt only where all of them are zero."""
+    line = torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])  # cosines of 1 and -1
+    loss_fn = cp.PSL(0.1, "relu")
+    z = line.requires_grad_()
+    loss = loss_fn(z, line.detach(), pairing="one_way", engine=engine)
+    (slope,) = torch.autograd.grad(loss, z)
+    assert loss.item() == pytest.approx(torch.tensor(1 / 3).log().item(), rel=1e-6)  # one of three negatives is at 1
+    assert slope.isfinite().all()
+    far = loss_fn(line[:1].detach(), line[:1].detach(), negatives=line[2:3].detach(), in_batch=False, engine=engine)
+    assert far.item() < -600  # the formula's value is the logarithm of zero

@@ -267,9 +267,17 @@ MOCO = {"method": "moco", "queue": 128, "cosine": True, "warmup": 1, "watch": 1}
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
-    """Queue, momentum encoder, schedules of rate and temperature, and log included."""
-    cell = training.cell("digits", "adnce:t=schedule(0.5,0.2,9)", 1, epochs=4, **SMALL, **MOCO)
+@pytest.mark.parametrize(
+    ("spec", "changes", "state"),
+    [
+        ("adnce:t=schedule(0.5,0.2,9)", MOCO, ["bank"]),
+        ("sogclr:size=256,t=0.1", {}, ["log_mean"]),
+        ("isogclr:size=256", {}, ["log_mean", "temperatures", "slopes"]),
+    ],
+)
+def test_a_run_that_is_killed_ends_as_if_it_had_not_been(spec, changes, state, tmp_path, monkeypatch):
+    """Queue, momentum encoder, schedules of rate and temperature, averages of samples, and log included."""
+    cell = training.cell("digits", spec, 1, epochs=4, **SMALL, **changes)
     monkeypatch.setattr(pretraining, "SAVE_EVERY", 0.0)
     whole = grid(cell, tmp_path / "whole")
     code = f"""
@@ -289,7 +297,8 @@ store.run_grid(training.train, [{cell!r}], {str(tmp_path / "cut")!r}, progress=F
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     equal(whole, grid(cell, tmp_path / "cut"))
-    assert any("bank" in name for name in tensors(whole.load()))
+    saved = " ".join(tensors(whole.load()))
+    assert all(name in saved for name in state), saved
 
 
 def equal(whole: store.Run, cut: store.Run) -> None:
