@@ -37,6 +37,7 @@ class SoftTargets(Objective, name="soft"):
     tune_first = "t, then tau (.02 to .2)"
     cost = "the guide's embeddings, and two sums more"
     uses_guide = True
+    in_chunks = True  # several sums of two similarities each
 
     temperature: Real = Real("t", above=0, default=0.1, always=True, doc="``t`` > 0.")
     tau: Real = Real(above=0, default=0.1, doc="Temperature of the targets, > 0; not used by ``weight=linear``.")
