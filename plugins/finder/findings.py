@@ -153,7 +153,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         finding |= {"form": "supcon", "positives": "the entries with a target, which is the same in a row"}
     else:
         rows = labels != ignore
-        rule = columns(labels, rows)
+        rule = columns(labels, rows, x.shape[1])
         x, labels, targets = x[rows], labels[rows], None if targets is None else targets[rows].double()
         finding["ignored"] = len(rows) - len(x)
         finding["positives"] = rule or "the columns that the labels name"

@@ -209,8 +209,8 @@ def layout(positives: Tensor) -> str:
     return columns(positives.long().argmax(1)) if bool((positives.sum(1) == 1).all()) else ""
 
 
-def columns(labels: Tensor, counted: Tensor | None = None) -> str:
-    """Say which columns ``labels`` are, of all rows or of those that are ``counted``."""
+def columns(labels: Tensor, counted: Tensor | None = None, keys: int = 0) -> str:
+    """Say which of so many columns ``labels`` are, of all rows or of those that are ``counted``."""
     n, rows = len(labels), torch.ones_like(labels).bool() if counted is None else counted
     at, labels = torch.arange(n, device=labels.device), labels[rows]
     run, rise = ((x[1:2] - x[:1]).tolist() or [1] for x in (at[rows], labels))
@@ -219,7 +219,10 @@ def columns(labels: Tensor, counted: Tensor | None = None) -> str:
     rules = {"column 0": at * 0} if n == 1 else {}
     rules |= {"the diagonal": at, "column 0": at * 0, f"the diagonal from column {first}": at + first}
     rules |= {f"every {step}th column from column {first}": at * step + first} if step > 1 else {}
-    rules |= {"the row half a batch further": (at + n // 2) % max(n, 1), "the neighbour in the batch": at ^ 1}
+    partners = {"the row half a batch further": (at + n // 2) % max(n, 1), "the neighbour in the batch": at ^ 1}
+    rules |= partners
+    if keys == n - 1:
+        rules |= {f"{words}, without its own column": x - (x > at).long() for words, x in partners.items()}
     counts = (parts for parts in range(2, n) if n % parts == 0)
     rules |= {f"the diagonal of each of {parts} parts": at % (n // parts) + first for parts in counts}
     return next((words for words, expected in rules.items() if torch.equal(labels, expected[rows])), "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -623,6 +625,26 @@ def loss(a, b):
     found = find(HARNESS.replace("{code}", code))
     assert (found.code, found.data["commands"]) == (3, [])
     assert "its gradient is not that of" in found.err
+
+
+SCALARS = """
+def loss(a, b):
+    a, b = norm(a), norm(b)
+    rows = [torch.stack([torch.dot(x, y) for y in b]) / 0.5 for x in a]
+    return sum(-torch.log(row[i].exp() / row.exp().sum()) for i, row in enumerate(rows)) / N
+"""
+
+
+@pytest.mark.parametrize(("own", "code"), [("infonce:t=0.5", 0), ("infonce:t=0.4", 5)])
+def test_a_function_that_is_not_found_can_be_named(find, tmp_path, own, code):
+    found = find(HARNESS.replace("{code}", SCALARS))
+    assert (found.code, found.losses) == (3, [])
+    (line,) = [line for line in found.err.splitlines() if "counterpoint inject function" in line]
+    words = shlex.split(line.replace("FILE:FUNCTION", "toy.py:loss").replace("infonce:t=T", own).replace("t=T", "t=1"))
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", *words[2:-2], "--verify", "2", "--", "toy.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert ("is not that of infonce:t=0.4" in done.stderr) == (code == 5)
 
 
 @pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])

@@ -249,6 +249,18 @@ def loss(a, b):
         2,
         True,
     ),
+    "own_columns_removed": (
+        """
+def loss(a, b):
+    z = norm(torch.cat([a, b]))
+    logits = (z @ z.T)[~torch.eye(2 * N, dtype=torch.bool)].view(2 * N, -1)
+    logits /= 0.1
+    return F.cross_entropy(logits, torch.cat([torch.arange(N) + N - 1, torch.arange(N)]), reduction="sum") / N
+""",
+        IN,
+        10,
+        True,
+    ),
     "cosine_similarity": (
         """
 def loss(a, b):
