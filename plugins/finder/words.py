@@ -292,9 +292,7 @@ def _nothing_words(data: Findings) -> list[str]:
         lines += [f"    {row['site']}: {row['call']}, {row['times']} times" for row in data["survey"]]
     if data["backwards"] and not data["losses"]:
         words = "--replace 'FILE:FUNCTION(a, b)' --as pairing=one_way --own infonce:t=T --objective hcl:t=T -- ..."
-        lines.append(
-            "  If a function of embeddings computes one, name it and its form; a wrong form is refused:"
-        )
+        lines.append("  If a function of embeddings computes one, name it and its form; a wrong form is refused:")
         lines.append(f"    counterpoint inject function {words}")
     return lines
 
