@@ -52,6 +52,7 @@ class Embeddings(Replaced):
         self.learned, self.told, self.arrived = [], {}, 0.0
         self._key: object = None  # of the ratio in seam.ratios
         self._skips = False  # the comparison
+        self._dtypes = set[torch.dtype]()  # that the function computes with
         self._arguments: list[Any] = []
         self._guides: list[Any] = []  # by the encoder of the first step
         self._learning: list[int] = []  # which of them have a gradient
@@ -87,20 +88,25 @@ class Embeddings(Replaced):
         if self._skips and not seam.uses_own_loss and world_size() == 1 and self._takes_all_of(loss):
             return _Loss.apply(self, ratio, loss.detach(), *(self._arguments[i] for i in self._learning))
         loss.register_hook(lambda g: setattr(self, "arrived", float(g.sum())))
+        computed = {x.dtype for node in self._graph(loss) for x in getattr(node, "_input_metadata", ())}
+        self._dtypes = computed & DIFFERENCE.keys()  # of autocast within the function, too
         return loss
 
-    def _takes_all_of(self, loss: Tensor) -> bool:
-        """Return whether the loss brings a gradient to these tensors alone."""
+    def _graph(self, loss: Tensor) -> list[Any]:
+        """Return the nodes of autograd from the loss to these tensors and to parameters."""
         nodes: list[Any] = [loss.grad_fn]
         seen = {*nodes}
         for node in nodes:  # to which the loop adds
             if getattr(node, "call", None) is not self:
-                before = {each for each, _ in node.next_functions if each is not None}
-                if not before:  # a parameter
-                    return False
-                nodes += before - seen
+                before = {each for each, _ in node.next_functions if each is not None} - seen
+                nodes += before
                 seen |= before
-        return True
+        return nodes
+
+    def _takes_all_of(self, loss: Tensor) -> bool:
+        """Return whether the loss brings a gradient to these tensors alone, and to no parameter."""
+        others = (node for node in self._graph(loss) if getattr(node, "call", None) is not self)
+        return all(any(each is not None for each, _ in node.next_functions) for node in others)
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
         return self._called(tensors, loss_fn).report(loss_fn)
@@ -117,6 +123,7 @@ class Embeddings(Replaced):
         ratio, steady, calls = self.seam.ratios.get(self._key, (0.0, 0, 0))
         if self.arrived and self._skips:
             return ratio * self.arrived
+        dtype = max({dtype, *self._dtypes}, key=DIFFERENCE.__getitem__)
         weight, error, allowed = self.fit(g, tensors, dtype)
         self.conclude(error, dtype, allowed)
         if self.arrived:

@@ -198,8 +198,10 @@ def _recognise(group: list[_Unit]) -> Form | None:
         (pos, _), (s, g) = apart[0], (matrices[0].s, matrices[0].g)
         again = (s - pos.repeat(len(s) // len(pos), 1)).abs() <= 1e-4 * s.abs().max()
         are_keys = (again & (g != 0)).any(1)[(g != 0).any(1)].all()  # each positive is a key, too
-        specs = [*(() if are_keys else SINGLE), *fitted(group[0].sink.frames[0][0])]
-        return of_scores(specs, apart[0], (s, g), group[0].scale, tolerance_of(group[0].sink.x))
+        specs = [*SINGLE, *fitted(group[0].sink.frames[0][0])]
+        form = of_scores(specs, apart[0], (s, g), group[0].scale, tolerance_of(group[0].sink.x))
+        # with positives among the keys, InfoNCE has another form, which the script's function tells
+        return None if form is None or (are_keys and form.name in SINGLE) else form
     return None
 
 

@@ -199,20 +199,24 @@ def _find_margin(finding: Finding, sink: Sink) -> None:
     Such logits are linear in the products: what the products' part of the logits leaves is the same in a row.
     """
     x = sink.x.detach()
-    linear = None if finding["scores"] else _linear_part(sink, finding["_products"])
-    if linear is None:
+    found = None if finding["scores"] else _linear_part(sink, finding["_products"])
+    if found is None:
         return
+    linear, tolerance = found
     keys = -1 if x.dim() < 3 else 1
     masked = x <= (x.amax(keys, keepdim=True) - UNDERFLOW).clamp(min=MASKED)
     rest = (x - linear).double().masked_fill(masked | (linear == 0), torch.nan)  # zero: of embeddings without gradient
     rest = rest.movedim(1, -1) if rest.dim() > 2 else rest
     most = float((rest - rest.nanmedian(-1, keepdim=True).values).nan_to_num().abs().max())
-    if most > 3 * tolerance_of(x) * max(1.0, float(x[x > MASKED].abs().max())):
+    if most > 3 * tolerance * max(1.0, float(x[x > MASKED].abs().max())):
         finding["doubts"].append("something other than a mask was added to single logits: a margin, or a weight")
 
 
-def _linear_part(sink: Sink, products: Sequence[Product]) -> Tensor | None:
-    """The derivative of the logits in the direction of the products; None if it has none in the graph."""
+def _linear_part(sink: Sink, products: Sequence[Product]) -> tuple[Tensor, float] | None:
+    """The derivative of the logits in the direction of the products, and its tolerance; None without one in the graph.
+
+    Products in half precision, of autocast, make logits that are cast to float32 no more exact.
+    """
     u = torch.zeros_like(sink.x, requires_grad=True)
     edges = [product.edge for product in products]
     try:
@@ -224,7 +228,7 @@ def _linear_part(sink: Sink, products: Sequence[Product]) -> Tensor | None:
             found = torch.autograd.grad([g for g, _ in pairs], u, [s.to(g.dtype) for g, s in pairs], allow_unused=True)
     except RuntimeError:
         return None
-    return found[0]
+    return None if found[0] is None else (found[0], max(map(tolerance_of, (sink.x, *(g for g, _ in pairs)))))
 
 
 def _pair_directions(found: list[Finding]) -> None:

@@ -635,9 +635,12 @@ def loss(a, b):
 """
 
 
+@pytest.mark.parametrize("under", ["", "torch.autocast('cpu', dtype=torch.bfloat16)"])
 @pytest.mark.parametrize(("own", "code"), [("infonce:t=0.5", 0), ("infonce:t=0.4", 5)])
-def test_a_function_that_is_not_found_can_be_named(find, tmp_path, own, code):
-    found = find(HARNESS.replace("{code}", SCALARS))
+def test_a_function_that_is_not_found_can_be_named(find, tmp_path, under, own, code):
+    """Rounding of half precision within the function hides no other temperature."""
+    loss = SCALARS.replace("def loss", f"@{under}\ndef loss") if under else SCALARS
+    found = find(HARNESS.replace("{code}", loss))
     assert (found.code, found.losses) == (3, [])
     (line,) = [line for line in found.err.splitlines() if "counterpoint inject function" in line]
     words = shlex.split(line.replace("FILE:FUNCTION", "toy.py:loss").replace("infonce:t=T", own).replace("t=T", "t=1"))

@@ -620,6 +620,30 @@ def loss(a, b):
         2,
         True,
     ),
+    "bfloat16_then_float32": (
+        """
+def loss(a, b):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        s = norm(a) @ norm(b).T / 0.1
+    return F.cross_entropy(s.float(), torch.arange(N))
+""",
+        IN,
+        10,
+        True,
+    ),
+    "bfloat16_exp_of_views": (
+        """
+def loss(a, b):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = norm(torch.cat([a, b]))
+        e = torch.exp(z @ z.T / 0.5) * (1 - torch.eye(2 * N))
+        p = torch.exp((z[:N] * z[N:]).sum(-1) / 0.5).repeat(2)
+        return -torch.log(p / e.sum(1)).mean()
+""",
+        IN,
+        2,
+        True,
+    ),
     "positives_of_three_views": (
         """
 def loss(a, b):
