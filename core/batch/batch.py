@@ -81,7 +81,8 @@ class Batch:
     ) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = pairing
         self.normalize = normalize
-        if (documents := Keys.documents(views, queue := known.get("queue"), known.get("negatives"))) is not None:
+        queue, given = known.get("queue"), any(isinstance(x, Keys) for x in (*views, *known.values()))
+        if given and (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
             views, known["queue"], self.bank = views[:1], documents, "documents"
         self.raw = checks.require_views(views, queue is not None, stacked)
         first = self.raw[0]
