@@ -15,7 +15,7 @@ from torch import Tensor
 from counterpoint.hyper import LARGEST
 from counterpoint.objective import as_objective
 
-from .finder.functions import relative, tolerance_of
+from .finder.functions import relative
 from .finder.measure import scale_of
 from .finder.records import Finding
 from .finder.watch import Watch
@@ -135,7 +135,7 @@ class Scales:
         parts = [] if self.seam.spec == OWN_LOSS else as_objective(self.seam.spec, like="infonce").modules()
         cosines = any(getattr(part, "on_cosines", False) for part in parts)
         value, text = number_of(scale), f"--scale {self.option or self.otherwise}"
-        rounding = max(ROUNDED, tolerance_of(logits))
+        rounding = max(ROUNDED, float(finding["_tolerance"]) if finding else 0.0)
         measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:
             largest = float(logits.detach().max())

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .frames import function_name
-from .functions import fitted, function_of, gradients, nearest, tolerance_of
+from .functions import fitted, function_of, gradients, nearest
 from .measure import measure
 from .products import Product
 from .recognise import SEVERAL, SINGLE, Form, explaining, layout, of_scores, recognise
@@ -89,7 +89,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
         if finding["scores"] or not finding["doubts"]:
             unit = _Unit.of_logits(sink, products[0], gradient, raw)
             form = _recognise([unit]) if sink.kind in SUMS and "exp_(" not in sink.place.call else None
-            found = explaining(sink.x.detach().double(), gradient.double(), sink.alike, tolerance_of(sink.x))
+            found = explaining(sink.x.detach().double(), gradient.double(), sink.alike, sink.tolerance)
             name, (targets, error) = next(iter(found.items()), ("", (torch.zeros(()), 0.0)))
             are_soft = bool(((targets != 0) & (targets != 1)).any())
             if form is not None or found:
@@ -192,14 +192,14 @@ def _recognise(group: list[_Unit]) -> Form | None:
     for each in (joined, [*apart, *((u.s, u.g) for u in matrices)])[: 1 + (len(singles) < len(apart))]:
         if len({len(s) for s, _ in each}) == 1:
             s, g = (torch.cat(columns_, 1) for columns_ in zip(*each, strict=True))
-            if form := recognise(s, g, group[0].scale, tolerance_of(group[0].sink.x)):
+            if form := recognise(s, g, group[0].scale, group[0].sink.tolerance):
                 return form
     if len(matrices) == len(apart) == 1 and len(matrices[0].s) % len(apart[0][0]) == 0:
         (pos, _), (s, g) = apart[0], (matrices[0].s, matrices[0].g)
         again = (s - pos.repeat(len(s) // len(pos), 1)).abs() <= 1e-4 * s.abs().max()
         are_keys = (again & (g != 0)).any(1)[(g != 0).any(1)].all()  # each positive is a key, too
         specs = [*SINGLE, *fitted(group[0].sink.frames[0][0])]
-        form = of_scores(specs, apart[0], (s, g), group[0].scale, tolerance_of(group[0].sink.x))
+        form = of_scores(specs, apart[0], (s, g), group[0].scale, group[0].sink.tolerance)
         # with positives among the keys, InfoNCE has another form, which the script's function tells
         return None if form is None or (are_keys and form.name in SINGLE) else form
     return None
@@ -233,7 +233,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             finding["positives"] = "the product at " + next(unit.product.place.short for unit in group if unit.single)
         if not rule or (form.way != "both" and finding["processes"] > 1):  # the diagonal is that of the first process
             rule = "gradient"
-        if rule and form.error <= tolerance_of(sink.x) and len(group) == 1 and not group[0].single:
+        if rule and form.error <= sink.tolerance and len(group) == 1 and not group[0].single:
             if group[0].logits:
                 finding["columns"] = rule
             elif products[0].distance is None and products[0].kind == "matrix" and not finding["learned"]:
@@ -244,7 +244,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         values = [float(x) / k for x in watch.scalars for k in (1, 2)[: 1 + (form.way == "both")]]  # sums of both ways
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}
         closest = min(near, key=near.__getitem__)  # equal gradients, but another value: a sum instead of a mean
-        if near[closest] < 0.1 * tolerance_of(sink.x):
+        if near[closest] < 0.1 * sink.tolerance:
             rivals = [f.name for f in (form, *form.rivals) if f.name != closest and near[f.name] <= 10 * near[closest]]
             finding |= {"form": closest, "value_difference": near[closest]}
             finding["in_denominator"] = "denominator=negatives" not in closest
@@ -260,7 +260,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if "labels" in replace["as"]:
             finding["positives"] = f"the rows of the same {replace['as']['labels']}"
         finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
-    if form is not None and form.error > tolerance_of(sink.x) and not (replace and "epsilon" in replace["as"]):
+    if form is not None and form.error > sink.tolerance and not (replace and "epsilon" in replace["as"]):
         finding["doubts"].append("anchors do not weigh the same, as in log(p + epsilon)")
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")

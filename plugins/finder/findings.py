@@ -18,7 +18,7 @@ from counterpoint.objective import objective
 
 from ..host import world_size
 from .exponentials import judge_exponentials
-from .functions import cut, function_of, gradients, nearest, relative, tolerance_of
+from .functions import cut, function_of, gradients, nearest, relative
 from .measure import measure, measure_bias
 from .products import Product
 from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, fit, layout, targets_of
@@ -116,7 +116,7 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
     value, expected = differentiate(lambda y: siglip.from_logits(y, positives, scale=scale, bias=bias), x)
     finding["gradient_difference"], _ = fit(gradient / raw, expected)
     finding["value_difference"] = nearest(value, map(float, watch.scalars), len(x))
-    tolerance = tolerance_of(logits)
+    tolerance = sink.tolerance
     finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
     if not finding["ours"]:
         return finding
@@ -189,7 +189,7 @@ def _compare_cross_entropy(finding: Finding, sink: Sink, x: Tensor, labels: Tens
     finding["value_difference"] = relative(value * times, float(sink.output.detach().double().sum()))
     finding["gradient_difference"] = float((got * times - wanted).abs().max() / wanted.abs().max().clamp(min=1e-30))
     share = max(digits(value), FEWEST)
-    near = share * finding["value_difference"] < tolerance_of(sink.x)
+    near = share * finding["value_difference"] < sink.tolerance
     finding["ours"] = near and share * finding["gradient_difference"] < 1e-3
 
 
@@ -199,24 +199,20 @@ def _find_margin(finding: Finding, sink: Sink) -> None:
     Such logits are linear in the products: what the products' part of the logits leaves is the same in a row.
     """
     x = sink.x.detach()
-    found = None if finding["scores"] else _linear_part(sink, finding["_products"])
-    if found is None:
+    linear = None if finding["scores"] else _linear_part(sink, finding["_products"])
+    if linear is None:
         return
-    linear, tolerance = found
     keys = -1 if x.dim() < 3 else 1
     masked = x <= (x.amax(keys, keepdim=True) - UNDERFLOW).clamp(min=MASKED)
     rest = (x - linear).double().masked_fill(masked | (linear == 0), torch.nan)  # zero: of embeddings without gradient
     rest = rest.movedim(1, -1) if rest.dim() > 2 else rest
     most = float((rest - rest.nanmedian(-1, keepdim=True).values).nan_to_num().abs().max())
-    if most > 3 * tolerance * max(1.0, float(x[x > MASKED].abs().max())):
+    if most > 3 * sink.tolerance * max(1.0, float(x[x > MASKED].abs().max())):
         finding["doubts"].append("something other than a mask was added to single logits: a margin, or a weight")
 
 
-def _linear_part(sink: Sink, products: Sequence[Product]) -> tuple[Tensor, float] | None:
-    """The derivative of the logits in the direction of the products, and its tolerance; None without one in the graph.
-
-    Products in half precision, of autocast, make logits that are cast to float32 no more exact.
-    """
+def _linear_part(sink: Sink, products: Sequence[Product]) -> Tensor | None:
+    """The derivative of the logits in the direction of the products; None if it has none in the graph."""
     u = torch.zeros_like(sink.x, requires_grad=True)
     edges = [product.edge for product in products]
     try:
@@ -228,7 +224,7 @@ def _linear_part(sink: Sink, products: Sequence[Product]) -> tuple[Tensor, float
             found = torch.autograd.grad([g for g, _ in pairs], u, [s.to(g.dtype) for g, s in pairs], allow_unused=True)
     except RuntimeError:
         return None
-    return None if found[0] is None else (found[0], max(map(tolerance_of, (sink.x, *(g for g, _ in pairs)))))
+    return found[0]
 
 
 def _pair_directions(found: list[Finding]) -> None:

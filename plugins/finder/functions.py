@@ -20,11 +20,6 @@ from .records import Finding, Replaced
 from .watch import Sink, Watch
 
 
-def tolerance_of(x: Tensor) -> float:
-    """The largest relative difference that rounding explains in the script's precision."""
-    return {torch.float64: 1e-6, torch.float32: 1e-3}.get(x.dtype, 5e-2)
-
-
 def gradients(root: Any, inputs: Sequence[Any], outer: Any = None) -> tuple[Tensor | None, ...]:
     return torch.autograd.grad(root, inputs, outer, retain_graph=True, allow_unused=True)
 
@@ -80,7 +75,7 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
             if not host or (tried and not epsilon and spec not in specs):
                 break
             loss_fn, known = at_scale(spec, finding["scale"]), {"epsilon": epsilon} if epsilon else {}
-            if fitting := _fitting(loss_fn, host, passed, normalized, known, tolerance_of(sink.x)):
+            if fitting := _fitting(loss_fn, host, passed, normalized, known, sink.tolerance):
                 fitting["form"] = spec
                 tried.append(fitting)
         if not tried:
@@ -113,7 +108,7 @@ def _only_scales(watch: Watch, sink: Sink, root: Tensor, scale: Tensor) -> bool:
     parts = [float((g.double() * p.values()).sum()) for p, g in found if g is not None]
     (total,) = gradients(root, [scale])
     expected, size = sum(parts) / float(scale.detach()), sum(map(abs, parts)) / abs(float(scale.detach()))
-    return total is None or abs(float(total) - expected) <= 10 * tolerance_of(sink.x) * size
+    return total is None or abs(float(total) - expected) <= 10 * sink.tolerance * size
 
 
 def _named(numbers: dict[str, float], value: float | None, learned: Sequence[str]) -> str | None:

@@ -1,17 +1,21 @@
 """Measure the factor of a script's similarities: how logits move with the product of embeddings, by autograd."""
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from counterpoint.batch.ready_made import MASKED
 
-from .functions import gradients, relative, tolerance_of
-from .products import Product, name_of, number_of
+from .functions import gradients, relative
+from .products import Product, name_of, number_of, tolerance_of
 from .records import Finding
 from .watch import Sink, Watch, same_grad
+
+HALF = 1e-2  # above the tolerance of float32, and the rounding of a number in half precision
 
 
 def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | None:
@@ -40,10 +44,10 @@ def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, findi
         return
     rest = min(rests, key=lambda each: float(each.std()))
     bias = float(rest.median())
-    if float((rest - bias).abs().max()) > 10 * tolerance_of(logits) * max(1.0, float(x.abs().max())):
+    if float((rest - bias).abs().max()) > 10 * sink.tolerance * max(1.0, float(x.abs().max())):
         finding["doubts"].append("what is added to the similarities is not one number")
         return
-    finding["bias"] = 0.0 if abs(bias) < tolerance_of(logits) * float(x.abs().max()) else bias
+    finding["bias"] = 0.0 if abs(bias) < sink.tolerance * float(x.abs().max()) else bias
     shifts = {id(v): v for v in sink.walk.scalars if _shifts(logits, v)}
     finding["bias_learned"] = [sink.names.get(key) or "a learned number" for key in shifts]
     candidates = dict(sink.scale_names) | {sink.names[k]: v.detach() for k, v in shifts.items() if sink.names.get(k)}
@@ -67,11 +71,12 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
     learned = {id(x): x for x in (*factors, *inner)}
-    finding |= {"scores": False, "learned": [], "scale_variable": None}
+    finding |= {"scores": False, "learned": [], "scale_variable": None, "_tolerance": sink.tolerance}
     for product in products:
         factor = _factor_of(sink.x, product)
         if factor is None:
             continue
+        factor = _exact(factor, sink, product)
         finding["scores"] |= factor <= 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
         kinds.add(product.distance or "")
@@ -95,8 +100,10 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         if name := sink.names.get(key):
             value = x.detach()
             candidates |= {name: value, f"{name}.exp": value.exp(), f"{name}.reciprocal": value.reciprocal()}
-    near = [name for name, x in candidates.items() if learned and relative(float(x), total[0]) < 1e-4]
-    finding["scale_variable"] = near[0] if near else None
+    differ = {name: relative(float(x), total[0]) for name, x in candidates.items() if learned}
+    name = min(differ, key=differ.__getitem__, default="")
+    near = differ.get(name, 1.0) < (HALF if sink.tolerance > HALF else 1e-4)
+    finding["scale_variable"] = name if near else None
     return raw[0]
 
 
@@ -131,6 +138,25 @@ def _factor_of(x: Tensor, product: Product) -> float | None:
     return factor if same and (shifted or bool(often.all())) else 0.0
 
 
+def _exact(factor: float, sink: Sink, product: Product) -> float:
+    """Return a factor without the rounding of half precision: as the numbers say by which the script multiplies."""
+    found = _numbers(sink.x.grad_fn, product.edge.node, set(sink.walk.nodes)) if sink.tolerance > HALF else None
+    found = abs((found or 0.0) * product.factor)
+    return math.copysign(found, factor) if relative(found, abs(factor)) < HALF else factor
+
+
+def _numbers(node: Node | None, end: Node, left: set[Node]) -> float | None:
+    """Return the product of the numbers on the way to ``end``, by nodes that are ``left``; None if there is no way."""
+    if node is None or node is end:
+        return None if node is None else 1.0
+    if node not in left:
+        return None
+    left.remove(node)
+    ways = (_numbers(each, end, left) for each, _ in node.next_functions)
+    way = next((each for each in ways if each is not None), None)
+    return None if way is None else way * (number_of(node) or 1.0)
+
+
 def _some(x: Tensor) -> Iterator[Tensor]:
     """Yield one-hot tensors of some logits that are not masked."""
     shape, count = x.shape, 16 if x.numel() < 1 << 16 else 3
@@ -150,11 +176,14 @@ def _norm(watch: Watch, x: Tensor) -> float | None:
     norms = norms[norms > 0]
     if not norms.numel():
         return None
-    mean, tolerance = float(norms.mean()), max(tolerance_of(x), 1e-4)
+    walk, mean = watch.walk(x), float(norms.mean())
+    tolerance = max(tolerance_of(x, walk.nodes), 1e-4)
     even = float(norms.max() - norms.min()) <= tolerance * mean
     # of unit length when what they were multiplied by is taken out
-    unit = min(abs(mean / by - 1) for by in (1.0, abs(_factor(x))) if by) <= tolerance
-    return mean if even and (unit or watch.walk(x).scalars) else None
+    unit = min((by for by in (1.0, abs(_factor(x))) if by), key=lambda by: abs(mean / by - 1))
+    if even and abs(mean / unit - 1) <= tolerance:
+        return unit
+    return mean if even and walk.scalars else None
 
 
 def _factor(x: Tensor) -> float:

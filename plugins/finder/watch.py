@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sites import names_at
 from .frames import Place, arguments, frames, parameter_name, place
-from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, words
+from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, tolerance_of, words
 
 SINKS = {
     "cross_entropy": "cross entropy",
@@ -82,6 +82,11 @@ class Sink:
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
     alike: dict[str, Tensor] = field(default_factory=dict)  # variables of the shape of the logits, at the call
     edge: GradientEdge | None = None  # of the output
+
+    @property
+    def tolerance(self) -> float:
+        """The largest relative difference that rounding explains, under autocast also where logits are float32."""
+        return tolerance_of(self.x, self.walk.nodes)
 
 
 class EnoughError(SystemExit):

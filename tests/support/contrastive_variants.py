@@ -644,6 +644,42 @@ def loss(a, b):
         2,
         True,
     ),
+    "bfloat16_divided_in_float32": (
+        """
+def loss(a, b):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        q, k = norm(a), norm(b).detach()
+        pos, neg = (q * k).sum(1, keepdim=True), torch.einsum("nc,kc->nk", q, net.queue)
+    return F.cross_entropy(torch.cat([pos, neg], 1).float() / 0.07, torch.zeros(N).long())
+""",
+        IN,
+        1 / 0.07,
+        True,
+    ),
+    "bfloat16_encoder": (
+        """
+half = nn.Linear(5, 5).bfloat16()
+
+
+def loss(a, b):
+    x, y = (norm(half(z.bfloat16())).float() for z in (a, b))
+    return F.cross_entropy(x @ y.T / 0.07, torch.arange(N))
+""",
+        IN,
+        1 / 0.07,
+        True,
+    ),
+    "bfloat16_siglip": (
+        """
+def loss(a, b):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        s = norm(a) @ norm(b).T * net.logit_scale.exp() - 5
+        return -F.logsigmoid((2 * torch.eye(N) - 1) * s).sum() / N
+""",
+        "siglip",
+        7.389,
+        True,
+    ),
     "positives_of_three_views": (
         """
 def loss(a, b):
