@@ -558,7 +558,7 @@ def launch(tmp_path, monkeypatch, capsys):
     return start
 
 
-PRINTS = "        optimizer.step()\n        print(repr(sum(float(p.detach().double().sum()) for p in net.parameters())))"
+PRINTS = "        optimizer.step()\n        print(sum(p.detach().double().sum().item() for p in net.parameters()))"
 
 
 @pytest.mark.parametrize("name", ["distances", "distances_by_broadcasting", "distances_to_a_queue"])
