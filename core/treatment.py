@@ -85,7 +85,10 @@ class Treatment(Wrapper):
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not PATH.fullmatch(path):
-                raise ValueError(f"treatment: {name}: expected a path that is looked up, batch['id']; got {path!r}.")
+                raise ValueError(
+                    f"treatment: {name}: expected a path that is looked up, batch['id']; got {path!r}. "
+                    "Give these values a name in the script."
+                )
         if ids and labels:
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
         if guide and not self.rules and not uses_guide(self.objective):
@@ -199,6 +202,9 @@ class Treatment(Wrapper):
         for name, value in self.told.items():
             if value is not True and known[name] is None:
                 raise self._missing(name)
+        if "index" in self.told:
+            where = "counterpoint inject function --replace passes embeddings"
+            raise TypeError(f"{self._named('index')}: expected embeddings; logits do not say whose they are. {where}.")
         guides = uses_guide(self.objective) and ("guide" in self.told or known["targets"] is None)
         ignored, tally = options.get("ignore_index", -100), None
         if labels is None and known["targets"] is not None:
@@ -206,7 +212,7 @@ class Treatment(Wrapper):
         if self.told or self.rules:
             options["empty"] = "zero"
             with torch.no_grad():
-                out = logits <= MASKED  # in the precision of the logits, where -1e4 may be -9984
+                out = logits <= MASKED
                 s = (widen(logits.detach()) - options.get("bias", 0.0)) / options.get("scale", 1.0)
                 positive = positives_of(s, labels, ignored) & ~out
                 drop = self._same(s, out, positive, known, logits.dtype)

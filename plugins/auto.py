@@ -9,6 +9,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,6 +43,7 @@ class _Steps:
         self.watch = Watch(self.step)
         self.ended = False
         self.errors: list[str] = []
+        self.values: dict[str, set[int]] = {}  # of what a treatment could be told, by path
 
     def step(self, watch: Watch, root: Tensor) -> None:
         if self.ended:  # a bare except has caught the end
@@ -72,6 +74,8 @@ class _Steps:
             entry["replace"] = entry["replace"] if finding.get("replace") and entry.get("replace") else None
             entry["doubts"] = [*dict.fromkeys(entry["doubts"])]
             entry["told"] = {path: about for path, about in finding["told"].items() if path in entry["told"]}
+            for path, about in finding["told"].items():
+                self.values.setdefault(path, set()).add(about["_values"])
         for key in {(f["site"], f["call"], f["kind"]) for f in found}:
             self.losses[key]["steps"] += 1
         self.seam.calls += bool(found)
@@ -89,16 +93,28 @@ class _Steps:
 
     def write(self) -> None:
         if is_first_process():
+            losses = [{**loss, "told": self._told(loss)} for loss in self.losses.values()]
             survey = [{"site": s, "call": what, "times": n} for (s, what), n in self.watch.survey.items()]
             data = {
                 "steps": self.seam.calls,
                 "backwards": self.watch.backwards,
                 "ended_early": not self.ended,
-                "losses": list(self.losses.values()),
+                "losses": losses,
                 "errors": [*self.errors, *self.watch.errors],
                 "survey": survey,
             }
             self.file.write_text(json.dumps(data, indent=2, default=str))
+
+    def _told(self, loss: Finding) -> dict[str, dict[str, Any]]:
+        """Return what a treatment could be told, without the items of lists that are the same in every step.
+
+        Those are other batches of an epoch that was divided beforehand.
+        """
+        return {
+            path: {k: v for k, v in about.items() if k[0] != "_"}
+            for path, about in loss["told"].items()
+            if loss["steps"] < 2 or not re.search(r"\[\d+\]", path) or len(self.values[path]) > 1
+        }
 
 
 def _find_columns(entry: Finding, finding: Finding) -> None:

@@ -18,7 +18,7 @@ from .options import checked_log_q
 from .scores import Scores, counted_positives
 
 # Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
-MASKED = -1e4
+MASKED = -9984.0  # what -1e4 is in bfloat16
 ABSENT = -1e30
 EMPTY = ("error", "warn", "zero")
 
@@ -144,7 +144,7 @@ def scores_from_logits(
         lost = counted if masked is None else masked.gather(1, labels).squeeze(1) & counted
         if masked is not None and checks.wanted(labels) and bool(lost.any()):
             first = lost.nonzero()[:5, 0].tolist()
-            raise ValueError(f"logits: those of the positives of rows {first} are masked, {MASKED:g} or less.")
+            raise ValueError(f"logits: those of the positives of rows {first} are masked, -1e4 or less.")
         drop = None if masked is None else masked.scatter(1, labels, True)
 
     # 2. which rows count, and which of these have negatives

@@ -50,7 +50,7 @@ MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
-DROPOUT = "; dropout gives equal texts different embeddings, so name the texts, duplicates=PATH"
+DROPOUT = "; dropout and augmentation make equal samples differ, so name the samples, duplicates=PATH"
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 SHARED = ("temperature", "denominator")  # the host's, in rows that name none

@@ -359,7 +359,8 @@ def sentence(
     times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if gain is not None and better:
         return f"{rival}: {_interval(gain)} {'(lower is better) against' if lower else 'over'} {own}; {times}."
-    gained = "" if tuning is None else f": tuning gained {_interval(tuning, 1 if lower else -1)}"
+    changed = "" if tuning is None else "gained" if tuning.different else "changed it by"
+    gained = "" if tuning is None else f": tuning {changed} {_interval(tuning, 1 if lower else -1)}"
     other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
     beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
     said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"

@@ -41,12 +41,13 @@ def tell(sink: Sink, finding: Finding) -> None:
     finding["names"], found, seen = [*names], finding["told"], {id(sink.labels)}
     while frame is not None:
         if not is_own(frame) and (not is_installed(frame.f_code.co_filename) or _package(frame) == of_loss):
-            for name, value in [(k, v) for k, v in (local or frame.f_locals).items() if not isinstance(v, ModuleType)]:
-                for step, x in (("", value), *_inside(value)):
-                    path, about = name + step, _about(name + step, x, lengths) if id(x) not in seen else None
-                    if about and PATH.fullmatch(path) and at_path(path, names) is x:
-                        seen.add(id(x))
-                        found[path] = about
+            values = {k: v for k, v in (local or frame.f_locals).items() if not isinstance(v, ModuleType)}
+            inside = [(name + step, x) for name, value in values.items() for step, x in _inside(value)]
+            for path, x in (*values.items(), *inside):  # of two names, the shorter
+                about = _about(path, x, lengths) if id(x) not in seen else None
+                if about and PATH.fullmatch(path) and at_path(path, names) is x:
+                    seen.add(id(x))
+                    found[path] = about
         frame, local = frame.f_back, None
 
 
@@ -88,4 +89,6 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     name = re.findall(r"\w+", path)[-1].lower()
     few = kind == "ids" and 10 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
     classes = bool(CLASSES.fullmatch(name)) or few
-    return {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes} if distinct > 1 else None
+    values = hash(tuple(x.flatten().tolist() if isinstance(x, Tensor) else x))
+    about = {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes, "_values": values}
+    return about if distinct > 1 else None

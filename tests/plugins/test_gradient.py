@@ -578,6 +578,34 @@ def test_distances_train_as_an_edit_by_hand(launch, tmp_path, name):
     assert rows[0] == pytest.approx(rows[1], rel=1e-6)
 
 
+HALF_MASKED = """
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+torch.manual_seed(0)
+net = torch.nn.Linear(6, 5)
+for _ in range(3):
+    z = normalize(net(torch.randn(12, 6)), dim=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        s = (z @ z.T / 0.2).masked_fill(torch.eye(12).bool(), VALUE)
+        loss = cross_entropy(s, torch.arange(12).roll(6))
+    net.zero_grad()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("value", ["-1e4", "-9e15"])
+def test_masks_of_half_precision_are_no_negatives(launch, tmp_path, value):
+    """-1e4 is -9984 in bfloat16."""
+    line = next(i for i, line in enumerate(HALF_MASKED.splitlines(), 1) if "cross_entropy(s" in line)
+    words = ["--site", f"toy.py:{line}", "--scale", "5", "--objective", "adnce:mu=auto,sigma=auto"]
+    shown = launch(HALF_MASKED.replace("VALUE", value), "logits", *words, "--report", "report.jsonl")
+    assert shown.code == 0, shown.err
+    rows = [json.loads(row) for row in (tmp_path / "report.jsonl").read_text().splitlines()]
+    assert [row["negatives"] for row in rows] == [10] * 3
+    assert all(abs(row["negative_mean"]) < 1 for row in rows)
+
+
 COUNTED = """
 import torch
 from torch.nn.functional import normalize

@@ -57,6 +57,17 @@ CASES = {
         CROSS_ENTROPY + LOOP.format(values="batch = {'doc': drawn(), 'text': list('abcabcab')}", call="*views()"),
         {"batch['doc']", "batch['text']"},
     ),
+    "in an epoch that is divided beforehand": (
+        "",
+        CROSS_ENTROPY
+        + """
+def main():
+    epoch = [drawn() for _ in range(5)]  # the other batches are not this one's ids
+    for doc, rest in zip(epoch, range(3)):
+        loss(*views()).backward()
+""",
+        {"doc"},
+    ),
     "in a loop with data of PyG": (
         "from torch_geometric.data import Data",
         CROSS_ENTROPY + LOOP.format(values="data = Data(y=drawn(), x=torch.randn(N, 6))", call="*views()"),

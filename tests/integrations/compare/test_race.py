@@ -67,21 +67,21 @@ def test_says_what_is_shown_and_no_more():
     assert "over your loss at t=0.1; the search cost 2 times tuning the temperature alone; your loss at t=0.1" in said
     said = race.sentence("hcl:prior=0.02", "infonce:t=0.1", rows, "", cost, better=False)
     other = r"the best other, hcl:prior=0.02, is \+3 \[.+?\] from it; the search cost 2 times"
-    assert re.match(rf"nothing beats your loss at t=0.1: tuning gained \S+ \[.+?\]; {other}", said)
+    assert re.match(rf"nothing beats your loss at t=0.1: tuning changed it by \S+ \[.+?\]; {other}", said)
     lower = compare(better, {"hcl": base, "host": {seed: value + 1 for seed, value in better.items()}})
     said = race.sentence("hcl", "infonce:t=0.1", lower, "", cost, better=True, lower=True)
     assert re.match(r"hcl: -3 \[.+?\] \(lower is better\) against your loss at t=0.1;", said)
     said = race.sentence("hcl", "infonce:t=0.1", lower, "", cost, better=False, lower=True)
-    assert ": tuning gained +1 [" in said
+    assert ": tuning changed it by +1 [" in said
     unsure = compare(base, {"hcl:prior=0.02": dict(enumerate([63.0, 58.5, 62.8])), "host": same})
     said = race.sentence("hcl:prior=0.02", "infonce:t=0.1", unsure, "", cost, better=False)
-    assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning gained ")
+    assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning changed it by ")
     assert "; the best other, hcl:prior=0.02, is +1 [" in said
     said = race.sentence("host", "host", {"host": None}, "", cost, better=False)
     none = "no other treatment could be compared with your loss"
     assert said == f"{none}; the search cost 2 times tuning the temperature alone."
     said = race.sentence("host", "host", {"host": rows["host"]}, "", cost, better=False)  # which has a verdict
-    assert said.startswith(f"{none}: tuning gained ")
+    assert said.startswith(f"{none}: tuning changed it by ")
     assert "the best other" not in said
 
 
@@ -186,7 +186,7 @@ def test_where_all_others_fail_nothing_is_said_to_be_beaten(tmp_path, capsys):
     raced.arguments.json = False
     assert raced.run() == 0
     said = capsys.readouterr().out.replace("\n", " ")
-    assert "no other treatment could be compared with your loss at t=0.8: tuning gained +4 [" in said
+    assert "no other treatment could be compared with your loss at t=0.8: tuning changed it by +4 [" in said
     assert re.search(r"hcl:t=\S+: no number at a quarter, dropped", said)
 
 
@@ -286,7 +286,11 @@ def test_a_temperature_that_has_not_gained_on_fresh_seeds_is_not_the_winner(tmp_
     else:
         assert found["winner"] == "host"
         assert "to train with" not in shown.err
-        gained = r"your loss: tuning gained -2 \[" if drift > 1 else r"your loss at t=0.2: tuning gained \+1.1 \[-"
+        gained = (
+            r"your loss: tuning changed it by -2 \["
+            if drift > 1
+            else r"your loss at t=0.2: tuning changed it by \+1.1 \[-"
+        )
         assert re.match(f"nothing beats {gained}", found["sentence"])
 
 
@@ -316,7 +320,9 @@ def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys)
     raced.families, raced.arguments.json = ["host; duplicates", "hcl:beta=1"], False
     assert raced.run() == 0
     shown = capsys.readouterr()
-    reason = "dropped, since in its first training it left out no key, so it was your loss; dropout gives equal texts"
+    reason = (
+        "dropped, since in its first training it left out no key, so it was your loss; dropout and augmentation make"
+    )
     assert f"host; duplicates: {reason}" in shown.out.replace("\n", " ")
     assert "the best other, hcl:t=0.05" in shown.out.replace("\n", " ")
     tried = [one["objective"] for one in asked if "duplicates" in one["objective"]]

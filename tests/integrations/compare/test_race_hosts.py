@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "race"]
 INTERVAL = r"[+-][\d.e+-]+ \[-?[\d.e+-]+, -?[\d.e+-]+\]"
 SENTENCE = re.compile(
-    rf"(nothing (beats|is shown to beat) your loss( at t=[\d.]+)?(: tuning gained {INTERVAL})?"
+    rf"(nothing (beats|is shown to beat) your loss( at t=[\d.]+)?(: tuning (gained|changed it by) {INTERVAL})?"
     rf"(; the best other, .+, is {INTERVAL} from it)?|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
@@ -63,7 +63,7 @@ def assert_last(found: dict[str, Any]) -> None:
     beats = found["sentence"].startswith(f"{found['other']}: ")
     longer = beats or found["tuned"] == "host"
     assert ("trained 1.5 times as long" in found["sentence"]) == longer
-    assert longer or "tuning gained" in found["sentence"]
+    assert longer or ": tuning " in found["sentence"]
 
 
 def model_of(sentences: list[str], folder: Path) -> None:
