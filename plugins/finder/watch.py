@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr as next_number  # type: ignore[attr-defined]
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
@@ -105,6 +106,7 @@ class Watch(TorchFunctionMode):
         self.scalars: list[Tensor] = []  # numbers computed behind a sink
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
+        self.made: dict[FrameType, tuple[int, int]] = {}  # in a call: autograd's number of the first node, and the next
         self.retained: list[Tensor] = []  # by retain_grad()
         self.survey: dict[tuple[str, str], int] = {}
         self.errors: list[str] = []  # of sinks that could not be judged
@@ -136,7 +138,7 @@ class Watch(TorchFunctionMode):
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
         stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.retained)
-        for store in (*stores, self.passed):
+        for store in (*stores, self.passed, self.made):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
 
@@ -146,11 +148,13 @@ class Watch(TorchFunctionMode):
         watched = torch.is_grad_enabled() and not self.products_only
         if name == "retain_grad":
             self.retained.append(args[0])
-        if watched:
-            for frame in itertools.takewhile(lambda frame: frame not in self.passed, frames()):
-                self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
+        stack, first = [*frames()] if watched else [], next_number()
+        for frame in itertools.takewhile(lambda frame: frame not in self.passed, stack):
+            self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
         known = name in SINKS and watched
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
+        for frame in stack:
+            self.made[frame] = self.made.get(frame, (first, 0))[0], next_number()
         if name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
                 x = args[0] if args else kwargs["input"]

@@ -415,6 +415,17 @@ def loss(a, b):
         2,
         "function --replace toy.py:loss(a, b) --as pairing=symmetric --own infonce:t=0.5 --objective hcl:t=1",
     ),
+    "a function with another term of the embeddings": (
+        """
+def loss(a, b):
+    e = torch.exp(norm(a) @ norm(b).T / 0.5)
+    uniformity = sum(torch.pdist(x).square().mul(-2).exp().mean().log() for x in (a, b))
+    return 0.1 * uniformity - torch.log(e.diag() / e.sum(1)).mean()
+""",
+        "infonce",
+        2,
+        "logits --site toy.py",
+    ),
 }
 
 
