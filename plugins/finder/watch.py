@@ -24,7 +24,7 @@ from torch.autograd import _get_sequence_nr as next_number  # type: ignore[attr-
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from ..sites import names_at
+from ..sites import caller, is_own, names_at
 from .frames import Place, arguments, frames, parameter_name, place
 from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, words
 
@@ -155,7 +155,10 @@ class Watch(TorchFunctionMode):
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         for frame in stack:
             self.made[frame] = self.made.get(frame, (first, 0))[0], next_number()
-        if name == "softmax" or name == "log_softmax":
+        if name == "grad" and self.products_only and not (kwargs.get("retain_graph") or kwargs.get("create_graph")):
+            for store in () if is_own(caller()) else (self.products, self.elementwise):
+                store.clear()  # a step ends where its graph is freed
+        elif name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
                 x = args[0] if args else kwargs["input"]
                 self.softmax_inputs[out.grad_fn] = x, next(frames()).f_code.co_filename
@@ -201,8 +204,9 @@ class Watch(TorchFunctionMode):
         kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
         if kind == "binary logits" and name[:6] != "binary" and all(each.kind == "rows" for each in walk.products):
             return out  # of ranked pairs, BPR's, which have no labels
-        if all(self.is_head(product) for product in walk.products):
-            self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
+        if x.is_complex() or all(self.is_head(product) for product in walk.products):
+            what = ", complex" if x.is_complex() else ", a product with parameters" if walk.products else ""
+            self._count(f"{kind} of {tuple(x.shape)}{what}")
             return out
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
         sink.edge = get_gradient_edge(out)

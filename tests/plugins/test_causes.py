@@ -636,6 +636,32 @@ def loss(a, b):
     assert "its gradient is not that of" in found.err
 
 
+def test_logits_that_change_in_place_after_their_loss_are_named(find):
+    """As scripts do that mine negatives with the same logits: of these values, the rows have no positives."""
+    code = """
+def loss(a, b):
+    s, same = norm(a) @ norm(b).T / 0.2, torch.arange(N)[:, None] // 2 == torch.arange(N) // 2
+    value = -(F.log_softmax(s, 1) * (0.45 * same + 0.1 / N)).sum(1).mean()
+    with torch.no_grad():
+        s.masked_fill_(same, -10000)
+    return value
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert (found.code, found.data["errors"]) == (3, [])
+    assert "not known     log_softmax of a product at toy.py" in found.err
+
+
+def test_exponentials_of_complex_numbers_are_named(find):
+    code = """
+def loss(a, b):
+    e = torch.exp(torch.complex(a, b) @ torch.complex(b, a).conj().T / 0.5)
+    return -torch.log(e.diag() / e.sum(1)).mean().abs()
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert (found.code, found.data["errors"]) == (3, [])
+    assert "exponentials of (8, 8), complex, " in found.err
+
+
 @pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])
 def test_other_frameworks_are_refused_at_once(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)
