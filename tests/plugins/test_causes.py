@@ -574,6 +574,25 @@ def test_no_command_for_a_part(find):
     assert "--only" in command
 
 
+SEVERAL_KEYS = """
+def several(a, keys):
+    lengths = torch.einsum("i,ju->iju", a.norm(dim=1), keys.norm(dim=2))
+    e = torch.exp(torch.einsum("id,jud->iju", a, keys) / lengths / 0.1).sum(2)
+    return -torch.log(e.diag() / (e.sum(1) - e.diag())).mean()
+
+
+def loss(a, b):
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N)) + several(a, torch.stack([b, b.flip(1)], 1))
+"""
+
+
+def test_no_command_while_exponentials_of_scores_are_not_known(find):
+    found = find(HARNESS.replace("{code}", SEVERAL_KEYS))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "not known     exponentials of a product at toy.py" in found.err
+    assert "--only prints it" in found.err
+
+
 MODEL = """
 import torch
 
