@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bed import IN, SITE, Member
+from bed import IN, SITE, UNKNOWN, Member
 
 MIND_EYE = """
 absent("accelerate", "clip", "diffusers", "generative_models", "generative_models.sgm", "generative_models.sgm.util")
@@ -222,7 +222,7 @@ train(loss, modules=[scale])
                 [("loss_func.py", IN, 1, ""), ("loss_func.py", "", 0, "")],
                 "",
             ),
-            ("SupConLoss", "3", "features, classes = None, head(a)", [("loss_func.py", "supcon", 10, "")], "--product"),
+            ("SupConLoss", "3", "features, classes = None, head(a)", [("loss_func.py", UNKNOWN, 0, "")], ""),
         )
     },
 }

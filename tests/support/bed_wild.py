@@ -51,6 +51,19 @@ def loss(a, b):
 train(loss, modules=[model])
 """
 
+CLOOB = """
+methods, model = load("src/training/methods.py", "cloob_methods"), learned(2.66)
+
+
+class Hopfield:
+    def forward(self, x):
+        stored, state, _ = x
+        return torch.softmax(8 * state @ stored.transpose(1, 2), -1) @ stored
+
+
+train(lambda a, b: methods.cloob(norm(a), norm(b), {scale}, Hopfield()), modules=[model])
+"""
+
 COLPALI = """
 package("colpali_engine", "colpali_engine")
 from colpali_engine.loss import *
@@ -498,22 +511,9 @@ train(lambda a, b: criterion(a, b) + criterion((a + b) / 2, image(torch.randn(12
         "inject lightly",
         needs=("lightly",),
     ),
-    "CLOOB": Member(
-        "cloob",
-        """
-methods = load("src/training/methods.py", "cloob_methods")
-
-
-class Hopfield:
-    def forward(self, x):
-        stored, state, _ = x
-        return torch.softmax(8 * state @ stored.transpose(1, 2), -1) @ stored
-
-
-train(lambda a, b: methods.cloob(norm(a), norm(b), 14.3, Hopfield()))
-""",
-        [("methods.py", OUT, 14.3, "")],  # a function that is called twice
-        ANY,
+    "CLOOB": Member("cloob", CLOOB.replace("{scale}", "14.3"), [("methods.py", OUT, 14.3, "")], ANY),  # two calls
+    "CLOOB, learned scale": Member(  # which is a factor of the loss, too
+        "cloob", CLOOB.replace("{scale}", "model.logit_scale.exp()"), [("methods.py", OUT, 14.296, "")]
     ),
     "ContrastiveSeg": Member(
         "ContrastiveSeg",
@@ -524,8 +524,8 @@ PixelContrastLoss = load("lib/loss/loss_contrast.py", "loss_contrast").PixelCont
 model = types.SimpleNamespace(temperature=0.1, base_temperature=0.07)
 train(lambda a, b: PixelContrastLoss._contrastive(model, torch.stack([norm(a), norm(b)], 1), torch.arange(12) % 4))
 """,
-        [("loss_contrast.py", "", 0, "")],
-        "",
+        [("loss_contrast.py", IN, 10, "labels_")],
+        "inject function",
     ),
     "CAV-MAE": Member(
         "cav-mae",
@@ -545,7 +545,7 @@ train(lambda a, b: 0.01 * CAVMAE.forward_contrastive(None, a, b)[0])
 criterion = load("loss/nt_xent.py", "convirt_nt_xent").NTXentLoss("cpu", 12, 0.1, True, 0.75)
 train(criterion)
 """,
-        [("nt_xent.py", IN, 10, "diagonal")] * 2,
+        [("nt_xent.py", IN, 10, "diagonal")],  # of both directions
         ANY,
     ),
     "hyp_metric": Member(
