@@ -415,6 +415,18 @@ def loss(a, b):
         2,
         "function --replace toy.py:loss(a, b) --as pairing=symmetric --own infonce:t=0.5 --objective hcl:t=1",
     ),
+    "a log_softmax whose dimension torch chooses": (
+        """
+import warnings
+
+warnings.simplefilter("ignore")  # torch's, of that choice
+log_softmax = nn.LogSoftmax()
+loss = lambda a, b: -log_softmax(norm(a) @ norm(b).T / 0.1).diag().mean()
+""",
+        "infonce",
+        10,
+        "--positives diagonal --scale 10",
+    ),
     "a function with another term of the embeddings": (
         """
 def loss(a, b):
