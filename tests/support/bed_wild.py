@@ -380,7 +380,7 @@ criterion = load("GPaCo/LT/losses.py", "paco_losses").PaCoLoss(
 head, labels = nn.Linear(16, 4), (torch.arange(24) % 4)
 train(lambda a, b: criterion(torch.cat([norm(a), norm(b).detach()]), labels, head(a)), modules=[head])
 """,
-        [("losses.py", "", 0, "")],
+        [("losses.py", UNKNOWN, 0, "")],
         "",
     ),
     "ms-swift, equal groups": Member(
@@ -664,7 +664,7 @@ train(lambda a, b: criterion(norm(a), norm(b)) + criterion(norm(b), norm(a)))
         )
         for name, losses, command in (
             ("DCL()", [("dcl.py", OUT, 10, "")], ANY),
-            ("DCLW()", [("dcl.py", "", 0, "")], ""),
+            ("DCLW()", [("dcl.py", UNKNOWN, 0, "")], ""),
         )
     },
     "chingyaoc/DCL": Member(
@@ -734,7 +734,7 @@ criterion = load("loss/contrastive.py", "balanced_contrastive").BalSCL([5, 4, 3]
 centers, labels = nn.Linear(16, 3), torch.arange(12) % 3
 train(lambda a, b: criterion(norm(centers.weight), torch.stack([norm(a), norm(b)], 1), labels), modules=[centers])
 """,
-        [("contrastive.py", "", 0, "")],
+        [("contrastive.py", UNKNOWN, 0, "")],
         "",
     ),
     "Contrastive-Predictive-Coding-PyTorch": Member(
@@ -742,6 +742,8 @@ train(lambda a, b: criterion(norm(centers.weight), torch.stack([norm(a), norm(b)
         """
 from src.model.model import CDCK2
 
+draw = torch.randint
+torch.randint = lambda high, size: draw(int(high), size)  # which took a float once
 torch.manual_seed(0)
 model = CDCK2(timestep=3, batch_size=4, seq_len=20480)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
