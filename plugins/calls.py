@@ -275,6 +275,7 @@ def _unlabeled(
 def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> int:
     dim = args[0] if args else kwargs.get("dim", -1)
     dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    dim = int(input.dim() != 3) if dim is None else dim  # as torch chooses it for nn.LogSoftmax()
     if not isinstance(dim, int):
         raise SeamError(f"logits: expected one dimension of keys, got {dim}")
     return dim - input.dim() if dim >= 0 else dim

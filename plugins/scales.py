@@ -70,7 +70,7 @@ class Scales:
         if self.option is None:
             scale = self._inferred(findings, frame, where)
         else:
-            scale = named(self.option, frame) if self.number is None else self.number
+            scale = named(self.option, frame, **{CHANGING: ()}) if self.number is None else self.number
         if measures and scale is not None:
             self._check(findings, scale, logits, where)
         if self.measured and all(len(x) >= CALLS for x in self.measured.values()):

@@ -111,12 +111,12 @@ def is_of_torch(file: str) -> bool:
     return file.startswith(_TORCH)
 
 
-def named(path: str, frame: FrameType) -> Any:
+def named(path: str, frame: FrameType, **words: object) -> Any:
     """Return the object ``self.model.logit_scale.exp`` of ``frame``, or of the first of its callers that has the name.
 
-    A last attribute that is a method is called.
+    A last attribute that is a method is called. Errors may suggest ``words``, too.
     """
-    value = at_path(path, names_at(frame), error=SeamError)
+    value = at_path(path, names_at(frame).new_child(words), error=SeamError)
     return value() if callable(value) and not isinstance(value, Tensor) else value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 
 import torch
 from torch import Tensor
@@ -112,7 +113,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             scale = None if id(product) in units else measure(watch, sink, [product], finding)
             if g is not None and scale is not None and not finding["scores"] and bool((g != 0).any()):
                 units[id(product)] = _Unit.of_product(product, g, scale * product.factor, sink)
-    todo = list(units.values())
+    todo, covered = list(units.values()), list[FrameType]()
     singles = [*watch.pairs()] if todo else []
     alone = [(p, g) for p in singles for g in gradients(root, [p.edge]) if g is not None and bool((g != 0).any())]
     for group in [*_groups(todo), *([u] for u in todo)]:
@@ -123,11 +124,16 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             continue
         todo = [unit for unit in todo if unit not in group]
         finding = _judged(watch, group, form, root, begin(group[0].sink, [unit.product for unit in group]))
-        if form is None and (replaced := finding["replace"]):  # the function's other products are the same loss
+        if replaced := finding["replace"]:  # the function's other products are the same loss
             name = replaced["function"]
             frames = [f for s in watch.sinks for f, _ in s.frames if function_name(f.f_code) == name]
-            todo = [u for u in todo if not any(f in frames for f, _ in u.sink.frames)]
+            covered += frames
+            todo = [u for u in todo if form is not None or not any(f in frames for f, _ in u.sink.frames)]
         yield finding
+    seen = done | units.keys()
+    for sink, products in rest:  # of scores, in no form
+        if not any(id(p) in seen for p in products) and not any(f in covered for f, _ in sink.frames):
+            yield begin(sink, products) | {"form": None, "ours": False}
 
 
 def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:

@@ -1,20 +1,19 @@
 """Find a function of the script whose arguments are the embeddings, and how an objective is called with them."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import permutations
+from itertools import permutations, product
 from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 from counterpoint.objective import Objective
 
 from ..call import call_of
 from .frames import function_name, labels
-from .products import Product
 from .recognise import SINGLE, at_scale, fit
 from .records import Finding, Replaced
 from .watch import Sink, Watch
@@ -47,7 +46,7 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
 def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Replaced | None:
     """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
 
-    A call of the function is compared as a whole, with all products that were made in it. Of several, functions that
+    A call of the function is compared as a whole, with all terms that were computed in it. Of several, functions that
     can be replaced come first, then those that need no ``anchors=first``, which computes what it drops.
 
     Args:
@@ -64,10 +63,7 @@ def _functions(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: 
         tensors = _embeddings(passed)
         if "<" in name or not tensors or any(f.f_code is frame.f_code for f, _ in sink.frames[i + 1 :]):
             continue  # a call of itself is a part of the outermost one
-        inside = [s for s in watch.sinks if any(f is frame for f, _ in s.frames)]
-        apart = [p for p in watch.pairs() if frame in p.frames]
-        products = {id(p): p for p in [*(p for s in inside for p in s.walk.products), *apart]}.values()
-        host = _gradients(root, tensors, products)
+        host = _gradients(root, tensors, *watch.made[frame])
         tried, normalized = list[Replaced](), bool(finding["normalized"])
         further = [(spec, epsilon) for epsilon in _epsilons(frame) for spec in SINGLE]
         further += [(spec, 0.0) for spec in fitted(frame)] if len(specs) > 2 else []
@@ -141,16 +137,28 @@ def _embeddings(passed: dict[str, Tensor]) -> dict[str, Tensor]:
     return {n: x for n, x in passed.items() if x.is_floating_point() and x.dim() in (2, 3)}
 
 
-def _gradients(root: Tensor, arguments: dict[str, Tensor], products: Collection[Product]) -> dict[str, Tensor]:
-    """Return the gradients that reach the arguments through the products, each by itself: some follow from others."""
-    host, edges = dict[str, Tensor](), [p.edge for p in products]
-    outputs = [(e, g) for e, g in zip(edges, gradients(root, edges), strict=True) if g is not None]
-    for name, x in arguments.items() if outputs else ():
-        with cut(get_gradient_edge(y) for y in arguments.values() if y is not x and y.grad_fn is not None):
-            g = gradients([e for e, _ in outputs], [x], [g for _, g in outputs])[0] if x.requires_grad else None
-        if g is not None and bool((g != 0).any()):
-            host[name] = g.detach().double()
-    return host
+def _gradients(root: Tensor, arguments: dict[str, Tensor], first: int, last: int) -> dict[str, Tensor]:
+    """Return the gradients that a call brings to its arguments, by autograd's nodes with the numbers of that call."""
+    edges = {name: get_gradient_edge(x) for name, x in arguments.items() if x.requires_grad}
+    host, hooks, seen, todo = dict[str, Tensor](), [], set[Node](), [root.grad_fn] if edges else []
+
+    def add(found: Sequence[Tensor | None], above: Sequence[tuple[Node | None, int]]) -> None:
+        for (name, e), (g, edge) in product(edges.items(), zip(found, above, strict=True)):
+            if g is not None and edge == (e.node, e.output_nr):
+                host[name] = host.get(name, 0) + g.detach().double()
+
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen and (number := node._sequence_nr()) >= first:
+            seen.add(node)
+            todo += [above for above, _ in node.next_functions]
+            if number < last:
+                hooks.append(node.register_hook(lambda found, _, above=node.next_functions: add(found, above)))
+    if hooks:
+        gradients(root, [arguments[name] for name in edges])
+    for hook in hooks:
+        hook.remove()
+    return {name: g for name, g in host.items() if bool((g != 0).any())}
 
 
 def _fitting(

@@ -159,7 +159,10 @@ def _choose(
     """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries."""
     fitting = []
     for name, loss in losses.items():
-        value, expected = differentiate(loss, x)
+        try:
+            value, expected = differentiate(loss, x)
+        except ValueError:  # of no positives, or of no negatives
+            continue
         error, by_row = (max(digits(value), FEWEST) * each for each in fit(gradient, expected))
         if error <= tolerance or (by_row <= tolerance and error <= UNEVEN):
             fitting.append(Form(name, *how, value, error, []))

@@ -20,10 +20,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import _get_sequence_nr as next_number  # type: ignore[attr-defined]
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from ..sites import names_at
+from ..sites import caller, is_own, names_at
 from .frames import Place, arguments, frames, parameter_name, place
 from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, tolerance_of, words
 
@@ -110,6 +111,7 @@ class Watch(TorchFunctionMode):
         self.scalars: list[Tensor] = []  # numbers computed behind a sink
         self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
+        self.made: dict[FrameType, tuple[int, int]] = {}  # in a call: autograd's number of the first node, and the next
         self.retained: list[Tensor] = []  # by retain_grad()
         self.survey: dict[tuple[str, str], int] = {}
         self.errors: list[str] = []  # of sinks that could not be judged
@@ -141,7 +143,7 @@ class Watch(TorchFunctionMode):
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
         stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.retained)
-        for store in (*stores, self.passed):
+        for store in (*stores, self.passed, self.made):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
 
@@ -151,12 +153,17 @@ class Watch(TorchFunctionMode):
         watched = torch.is_grad_enabled() and not self.products_only
         if name == "retain_grad":
             self.retained.append(args[0])
-        if watched:
-            for frame in itertools.takewhile(lambda frame: frame not in self.passed, frames()):
-                self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
+        stack, first = [*frames()] if watched else [], next_number()
+        for frame in itertools.takewhile(lambda frame: frame not in self.passed, stack):
+            self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
         known = name in SINKS and watched
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
-        if name == "softmax" or name == "log_softmax":
+        for frame in stack:
+            self.made[frame] = self.made.get(frame, (first, 0))[0], next_number()
+        if name == "grad" and self.products_only and not (kwargs.get("retain_graph") or kwargs.get("create_graph")):
+            for store in () if is_own(caller()) else (self.products, self.elementwise):
+                store.clear()  # a step ends where its graph is freed
+        elif name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
                 x = args[0] if args else kwargs["input"]
                 self.softmax_inputs[out.grad_fn] = x, next(frames()).f_code.co_filename
@@ -202,8 +209,9 @@ class Watch(TorchFunctionMode):
         kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
         if kind == "binary logits" and name[:6] != "binary" and all(each.kind == "rows" for each in walk.products):
             return out  # of ranked pairs, BPR's, which have no labels
-        if all(self.is_head(product) for product in walk.products):
-            self._count(f"{kind} of {tuple(x.shape)}" + (", a product with parameters" if walk.products else ""))
+        if x.is_complex() or all(self.is_head(product) for product in walk.products):
+            what = ", complex" if x.is_complex() else ", a product with parameters" if walk.products else ""
+            self._count(f"{kind} of {tuple(x.shape)}{what}")
             return out
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
         sink.edge = get_gradient_edge(out)

@@ -272,7 +272,7 @@ def _by_hand(loss: Finding) -> str:
         return "if cross entropy is what you mean, write it as F.cross_entropy of the logits, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"
     if not loss["learned"] and not _changes(loss):
-        into = "put the loss into a function of its embeddings, loss(a, b), inside no other one, and call auto again"
+        into = "put the loss alone into a function of its embeddings, loss(a, b), in no other one, and call auto again"
         return how if loss.get("distance") else into
     if loss.get("site_has_labels") or (loss.get("columns") and loss["kind"] != "logsumexp"):
         how = f"`counterpoint inject logits --site {loss['site']} --scale NAME`, with the name that it has there"

@@ -417,6 +417,29 @@ def loss(a, b):
         2,
         "function --replace toy.py:loss(a, b) --as pairing=symmetric --own infonce:t=0.5 --objective hcl:t=1",
     ),
+    "a log_softmax whose dimension torch chooses": (
+        """
+import warnings
+
+warnings.simplefilter("ignore")  # torch's, of that choice
+log_softmax = nn.LogSoftmax()
+loss = lambda a, b: -log_softmax(norm(a) @ norm(b).T / 0.1).diag().mean()
+""",
+        "infonce",
+        10,
+        "--positives diagonal --scale 10",
+    ),
+    "a function with another term of the embeddings": (
+        """
+def loss(a, b):
+    e = torch.exp(norm(a) @ norm(b).T / 0.5)
+    uniformity = sum(torch.pdist(x).square().mul(-2).exp().mean().log() for x in (a, b))
+    return 0.1 * uniformity - torch.log(e.diag() / e.sum(1)).mean()
+""",
+        "infonce",
+        2,
+        "logits --site toy.py",
+    ),
 }
 
 
@@ -565,6 +588,25 @@ def test_no_command_for_a_part(find):
     assert "--only" in command
 
 
+SEVERAL_KEYS = """
+def several(a, keys):
+    lengths = torch.einsum("i,ju->iju", a.norm(dim=1), keys.norm(dim=2))
+    e = torch.exp(torch.einsum("id,jud->iju", a, keys) / lengths / 0.1).sum(2)
+    return -torch.log(e.diag() / (e.sum(1) - e.diag())).mean()
+
+
+def loss(a, b):
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N)) + several(a, torch.stack([b, b.flip(1)], 1))
+"""
+
+
+def test_no_command_while_exponentials_of_scores_are_not_known(find):
+    found = find(HARNESS.replace("{code}", SEVERAL_KEYS))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "not known     exponentials of a product at toy.py" in found.err
+    assert "--only prints it" in found.err
+
+
 MODEL = """
 import torch
 
@@ -648,6 +690,32 @@ def test_a_function_that_is_not_found_can_be_named(find, tmp_path, under, own, c
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     assert ("is not that of infonce:t=0.4" in done.stderr) == (code == 5)
+
+
+def test_logits_that_change_in_place_after_their_loss_are_named(find):
+    """As scripts do that mine negatives with the same logits: of these values, the rows have no positives."""
+    code = """
+def loss(a, b):
+    s, same = norm(a) @ norm(b).T / 0.2, torch.arange(N)[:, None] // 2 == torch.arange(N) // 2
+    value = -(F.log_softmax(s, 1) * (0.45 * same + 0.1 / N)).sum(1).mean()
+    with torch.no_grad():
+        s.masked_fill_(same, -10000)
+    return value
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert (found.code, found.data["errors"]) == (3, [])
+    assert "not known     log_softmax of a product at toy.py" in found.err
+
+
+def test_exponentials_of_complex_numbers_are_named(find):
+    code = """
+def loss(a, b):
+    e = torch.exp(torch.complex(a, b) @ torch.complex(b, a).conj().T / 0.5)
+    return -torch.log(e.diag() / e.sum(1)).mean().abs()
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert (found.code, found.data["errors"]) == (3, [])
+    assert "exponentials of (8, 8), complex, " in found.err
 
 
 @pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])

@@ -310,6 +310,23 @@ def test_a_scale_that_changes(launch):
     assert named.code == measured.code == 0
     assert measured.losses == [pytest.approx(line, rel=1e-5) for line in named.losses]
     assert "changing, measured in each call" in measured.err
+    misspelt = launch(*words, "--scale", "chaning", script=script)
+    assert (misspelt.code, "Did you mean 'changing'?" in misspelt.err) == (2, True), misspelt.err
+
+
+def test_products_are_released_though_no_backward_is_called(launch):
+    """A scale that changes is measured in every call, so that embeddings of all steps would stay in memory."""
+    script = SCRIPT.replace("import torch\n", "import torch, weakref\n").replace("seed(0)", "seed(0); older = []")
+    step = """older.append(weakref.ref(a))
+        parameters = [*encoder.parameters(), *head.parameters()]
+        for parameter, g in zip(parameters, torch.autograd.grad(loss + language, parameters)):
+            parameter.grad = g"""
+    script = script.replace("(loss + language).sum().backward()", step).replace(
+        "        optimiser.step()\n", "        optimiser.step()\n    print(sum(a() is not None for a in older))\n"
+    )
+    words = ("--site", "toy.py:14", "--scale", "changing", "--objective", "hcl:t=0.1", "--verify", "1")
+    found = launch(*words, script=script)
+    assert (found.code, found.losses[-1]) == (0, [1]), found.err
 
 
 def test_a_scale_that_cannot_be_measured(launch):

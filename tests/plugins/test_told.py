@@ -80,6 +80,11 @@ def main():
         + LOOP.format(values="y = drawn()", call="*views()").replace("loss(", "deeper(12, "),
         {"y"},
     ),
+    "numbers of columns, which are no ids": (
+        "",
+        CROSS_ENTROPY + LOOP.format(values="at, y = torch.arange(N) * 3, drawn()", call="*views()"),
+        {"y"},
+    ),
     "a name that nearer callers have, too": (
         "",
         CROSS_ENTROPY

@@ -169,7 +169,7 @@ train(lambda a, b: criterion(torch.stack([a, b], 1), ages))
             (
                 "NTXentMultiplePositives(tau=0.1)",
                 "torch.cat([b, b.flip(1)], 1).view(24, 16)",
-                [("losses.py", "", 0, "")],
+                [("losses.py", UNKNOWN, 0, "")],
                 "",
             ),
             ("NTXentExtraNegatives(tau=0.1)", "torch.cat([b, b.flip(1)])", [], ""),

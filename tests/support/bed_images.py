@@ -241,6 +241,7 @@ criterion = NTXentLoss(temperature=0.1)
 train(lambda a, b: criterion(torch.cat([a, b]), torch.arange(12).repeat(2)))
 """,
         [("ntxent_loss.py", IN, 10, "")],
+        "inject function",
         needs=("pytorch_metric_learning",),
     ),
     "pytorch-metric-learning SupCon": Member(

@@ -92,8 +92,7 @@ from loss import NTXentLoss_poly
 
 train(NTXentLoss_poly("cpu", 12, 0.2, True))
 """,
-        [("loss.py", IN, 5, "column 0")],
-        SITE,
+        [("loss.py", IN, 5, "column 0")],  # beside a term of the probabilities, PolyLoss
     ),
     "voxceleb_trainer": Member(
         "voxceleb_trainer",

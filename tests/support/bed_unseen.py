@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bed import IN, SITE, Member
+from bed import IN, SITE, UNKNOWN, Member
 
 MIND_EYE = """
 absent("accelerate", "clip", "diffusers", "generative_models", "generative_models.sgm", "generative_models.sgm.util")
@@ -65,7 +65,7 @@ MEMBERS = {
     "MindEyeV2, soft": Member(
         "MindEyeV2",
         MIND_EYE + "train(lambda a, b: losses.soft_clip_loss(norm(a), norm(b), temp=0.05))\n",
-        [("utils.py", "", 0, "")],
+        [("utils.py", UNKNOWN, 0, "")],
     ),
     "MindEyeV2, mixed": Member(
         "MindEyeV2",
@@ -127,7 +127,7 @@ train(lambda a, b: criterion(a.view(12, 4, 4), b.view(12, 4, 4), all_times))
             (
                 "patients",
                 "losses.contrastive_loss(a, b, losses.patient_contrastive_loss, id=patients)",
-                [("losses.py", "", 0, "")],
+                [("losses.py", UNKNOWN, 0, "")],
                 "",
             ),
             (
@@ -219,10 +219,10 @@ train(loss, modules=[scale])
                 "3 * 16",
                 """features = head(b).view(12, 3, 16)
     classes = torch.einsum("bd,bcd->bc", a, features)""",
-                [("loss_func.py", IN, 1, ""), ("loss_func.py", "", 0, "")],
+                [("loss_func.py", IN, 1, "")],  # beside two that it does not find
                 "",
             ),
-            ("SupConLoss", "3", "features, classes = None, head(a)", [("loss_func.py", "supcon", 10, "")], "--product"),
+            ("SupConLoss", "3", "features, classes = None, head(a)", [("loss_func.py", UNKNOWN, 0, "")], ""),
         )
     },
 }

@@ -51,6 +51,19 @@ def loss(a, b):
 train(loss, modules=[model])
 """
 
+CLOOB = """
+methods, model = load("src/training/methods.py", "cloob_methods"), learned(2.66)
+
+
+class Hopfield:
+    def forward(self, x):
+        stored, state, _ = x
+        return torch.softmax(8 * state @ stored.transpose(1, 2), -1) @ stored
+
+
+train(lambda a, b: methods.cloob(norm(a), norm(b), {scale}, Hopfield()), modules=[model])
+"""
+
 COLPALI = """
 package("colpali_engine", "colpali_engine")
 from colpali_engine.loss import *
@@ -367,7 +380,7 @@ criterion = load("GPaCo/LT/losses.py", "paco_losses").PaCoLoss(
 head, labels = nn.Linear(16, 4), (torch.arange(24) % 4)
 train(lambda a, b: criterion(torch.cat([norm(a), norm(b).detach()]), labels, head(a)), modules=[head])
 """,
-        [("losses.py", "", 0, "")],
+        [("losses.py", UNKNOWN, 0, "")],
         "",
     ),
     "ms-swift, equal groups": Member(
@@ -498,22 +511,9 @@ train(lambda a, b: criterion(a, b) + criterion((a + b) / 2, image(torch.randn(12
         "inject lightly",
         needs=("lightly",),
     ),
-    "CLOOB": Member(
-        "cloob",
-        """
-methods = load("src/training/methods.py", "cloob_methods")
-
-
-class Hopfield:
-    def forward(self, x):
-        stored, state, _ = x
-        return torch.softmax(8 * state @ stored.transpose(1, 2), -1) @ stored
-
-
-train(lambda a, b: methods.cloob(norm(a), norm(b), 14.3, Hopfield()))
-""",
-        [("methods.py", OUT, 14.3, "")],  # a function that is called twice
-        ANY,
+    "CLOOB": Member("cloob", CLOOB.replace("{scale}", "14.3"), [("methods.py", OUT, 14.3, "")], ANY),  # two calls
+    "CLOOB, learned scale": Member(  # which is a factor of the loss, too
+        "cloob", CLOOB.replace("{scale}", "model.logit_scale.exp()"), [("methods.py", OUT, 14.296, "")]
     ),
     "ContrastiveSeg": Member(
         "ContrastiveSeg",
@@ -524,8 +524,8 @@ PixelContrastLoss = load("lib/loss/loss_contrast.py", "loss_contrast").PixelCont
 model = types.SimpleNamespace(temperature=0.1, base_temperature=0.07)
 train(lambda a, b: PixelContrastLoss._contrastive(model, torch.stack([norm(a), norm(b)], 1), torch.arange(12) % 4))
 """,
-        [("loss_contrast.py", "", 0, "")],
-        "",
+        [("loss_contrast.py", IN, 10, "labels_")],
+        "inject function",
     ),
     "CAV-MAE": Member(
         "cav-mae",
@@ -545,7 +545,7 @@ train(lambda a, b: 0.01 * CAVMAE.forward_contrastive(None, a, b)[0])
 criterion = load("loss/nt_xent.py", "convirt_nt_xent").NTXentLoss("cpu", 12, 0.1, True, 0.75)
 train(criterion)
 """,
-        [("nt_xent.py", IN, 10, "diagonal")] * 2,
+        [("nt_xent.py", IN, 10, "diagonal")],  # of both directions
         ANY,
     ),
     "hyp_metric": Member(
@@ -664,7 +664,7 @@ train(lambda a, b: criterion(norm(a), norm(b)) + criterion(norm(b), norm(a)))
         )
         for name, losses, command in (
             ("DCL()", [("dcl.py", OUT, 10, "")], ANY),
-            ("DCLW()", [("dcl.py", "", 0, "")], ""),
+            ("DCLW()", [("dcl.py", UNKNOWN, 0, "")], ""),
         )
     },
     "chingyaoc/DCL": Member(
@@ -734,7 +734,7 @@ criterion = load("loss/contrastive.py", "balanced_contrastive").BalSCL([5, 4, 3]
 centers, labels = nn.Linear(16, 3), torch.arange(12) % 3
 train(lambda a, b: criterion(norm(centers.weight), torch.stack([norm(a), norm(b)], 1), labels), modules=[centers])
 """,
-        [("contrastive.py", "", 0, "")],
+        [("contrastive.py", UNKNOWN, 0, "")],
         "",
     ),
     "Contrastive-Predictive-Coding-PyTorch": Member(
@@ -742,6 +742,8 @@ train(lambda a, b: criterion(norm(centers.weight), torch.stack([norm(a), norm(b)
         """
 from src.model.model import CDCK2
 
+draw = torch.randint
+torch.randint = lambda high, size: draw(int(high), size)  # which took a float once
 torch.manual_seed(0)
 model = CDCK2(timestep=3, batch_size=4, seq_len=20480)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
