@@ -248,7 +248,8 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
         if counts["excluded"] >= 0:  # NaN where they were not counted
             text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
         if not counts["excluded"] and re.search(r";\s*duplicates\s*(;|$)", seam.spec):
-            text += ": dropout and augmentation make equal samples differ, so name the samples, duplicates=PATH"
+            text += ": it did nothing; with dropout or augmentation, equal samples do not embed equally"
+            text += ": name them, duplicates=PATH"
         elif not counts["excluded"] and not re.search(r";\s*(labels|log_q|index|guide)\s*=", seam.spec):
             text += ": it did nothing"
         if empty := counts["without_negatives"]:

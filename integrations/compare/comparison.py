@@ -50,7 +50,7 @@ MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
 UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
-DROPOUT = "; dropout and augmentation make equal samples differ, so name the samples, duplicates=PATH"
+DROPOUT = "; with dropout or augmentation, equal samples do not embed equally: name them, duplicates=PATH"
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 SHARED = ("temperature", "denominator")  # the host's, in rows that name none
@@ -213,7 +213,7 @@ class Comparison:
         if given.resume:
             read_again([Run(given.out, cell) for cell in cells], metrics)
         run_script = partial(train, script=given.script, metrics=metrics, jobs=flags.concurrent(given))
-        part["after"] = self.left / (self.fixed + share * (1 - self.fixed))
+        part.setdefault("after", self.left / (self.fixed + share * (1 - self.fixed)))
         runs, _ = flags.run_cells(run_script, cells, given, self.command, failed=True, **part)
         typed = [spec.partition(";")[2].strip() for spec in self.settings.objective if ";" in spec]
         for run in runs:
@@ -353,6 +353,7 @@ def find_loss(
     at = flags.index("--objective")
     own, told = data.get("own") or "infonce:t=host", data.get("told", ())
     told = [x for x in told if x["kind"] == "duplicates" or x["distinct"] < x["length"]]  # other batches repeat texts
+    told.sort(key=lambda x: x["distinct"] == x["length"])  # a small budget tries what repeats in this batch
     print_line(f"found {', '.join(loss['site'] for loss in data['losses'] if loss.get('command')) or host}: {own}")
     typed = [path for spec in specs for path in cp.treatment(spec, "infonce").paths.values()]
     for one in (one for one in told if one.get("classes") and one["path"] not in typed):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,7 +61,10 @@ class Race(Comparison):
         self.most = SHARE * given.budget // (1 + given.tune_seeds)  # since one of SHARE goes on
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
-        self.families = [spec for spec in self.specs if spec != HOST] or proposals(self.told)
+        self.families = [spec for spec in self.specs if spec != HOST]
+        if not self.families:  # at the similarities of two products, none may ask of which samples they are
+            apart = any(re.search(r":\d+,\d+$", word) for word in self.cell.args[1])
+            self.families = [x for x in proposals(self.told) if not (apart and cp.treatment(x, self.own).told)]
         if same := [one for one in self.families if cp.treatment(one, self.own) == cp.treatment(HOST, self.own)]:
             self.families = [one for one in self.families if one not in same]
             print_line(f"{', '.join(same)}: your own loss, so it is tried as {HOST}")
@@ -243,7 +247,8 @@ class Race(Comparison):
             print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
-        if runs := [] if self.arms else self._train(texts[:1], short, share=1 / SHARE, total=len(texts)):
+        part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}
+        if runs := [] if self.arms else self._train(texts[:1], short, **part, after=math.inf):
             self._check_own(runs[0])
             if self.flag and self.confirmed_by is not self.chosen_by:  # a wrong name of the former is said now
                 read_again(runs, [self.confirmed_by])
@@ -254,7 +259,7 @@ class Race(Comparison):
             self.fixed = start / max(whole, 1e-9)
             all_of_it = (self.left + 1 / SHARE) * whole / flags.concurrent(self.arguments)
             print_line(f"all of it takes at most about {duration(all_of_it)} if each step is as fast as in this one")
-        runs += self._train(texts[len(runs) :], short, share=1 / SHARE, before=len(runs), total=len(texts))
+        runs += self._train(texts[len(runs) :], short, before=len(runs), **part)
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
             arm.curve, arm.calls = self._points(run, quarter, value), run.details.get("calls", 0) * bool(self.flag)

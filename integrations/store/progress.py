@@ -1,5 +1,6 @@
 """Progress on a terminal and in logs."""
 
+import math
 import os
 import sys
 import time
@@ -46,7 +47,7 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
 def left(start: float, done: int, total: float, jobs: int = 1) -> str:
     """Say how long the rest takes if it is as fast as what ``jobs`` have done since ``start``; not in first seconds."""
     seconds = time.monotonic() - start
-    if seconds < LINE_AFTER or not 0 < done < total:
+    if seconds < LINE_AFTER or not 0 < done < total < math.inf:
         return ""
     return f", about {duration(seconds / -(-done // jobs) * (total - done) / jobs)} left"  # of each round
 

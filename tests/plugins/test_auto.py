@@ -427,6 +427,35 @@ def test_complex_numbers_beside_the_loss_are_no_distances(find):
     assert loss["ours"]
 
 
+WIDE = """
+import torch
+import torch.nn.functional as F
+
+layer, wide, tokens = torch.nn.Linear(6, 8), torch.nn.Linear(6, 300, bias=False), torch.randn(50, 6)
+wide.weight.data[0] = tokens[0]  # no distance of the first two, and a sum that is zero there
+shift = torch.randn(50, 300)
+shift[0, 0] = -tokens[0].pow(2).sum()
+for _ in range(4):
+    x = torch.randn(8, 6)
+    a, b = F.normalize(layer(x)), F.normalize(layer(x + 0.1))
+    residual = (wide(tokens) + shift).mean()
+    (F.cross_entropy(a @ b.T / 0.1, torch.arange(8)) + residual).backward()
+"""
+
+
+def test_a_layer_whose_first_output_could_be_a_distance_is_refused_by_one_row(find, monkeypatch):
+    sizes, cdist = [], torch.cdist
+
+    def recorded(a, b, *args):
+        sizes.append(len(a) * len(b))
+        return cdist(a, b, *args)
+
+    monkeypatch.setattr(torch, "cdist", recorded)
+    (loss,) = find(WIDE).losses
+    assert loss["ours"]
+    assert max(sizes) == 300
+
+
 SPAWNED = """
 import os
 

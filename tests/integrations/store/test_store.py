@@ -779,6 +779,7 @@ def test_the_time_left_does_not_halve_when_the_second_of_two_jobs_ends(monkeypat
     said = [progress.left(0.0, done, 12, jobs=2) for done in (1, 2)]
     assert said == [", about 55 min left", ", about 50 min left"]
     assert progress.left(0.0, 1, 12) == ", about 110 min left"
+    assert progress.left(0.0, 1, math.inf) == ""
 
 
 def test_progress_is_a_bar_on_a_terminal(monkeypatch):
