@@ -351,3 +351,9 @@ def test_a_report_of_logits_knows_weights_and_targets_without_anything_told():
             loss.item()
         )
         assert loss == cp.InfoNCE(1.0).from_logits(logits, **known)
+
+
+def test_logits_do_not_say_whose_they_are():
+    told = cp.treatment("sogclr:size=8; index=rows")
+    with pytest.raises(TypeError, match=r"index=rows: expected embeddings; .* inject function --replace passes"):
+        told.from_logits(torch.eye(4), index=torch.arange(4))
