@@ -234,9 +234,12 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
         meant = f" ({full.pop()})" if len(full) == 1 and "t=" not in seam.spec else ""
         text += f"; {seam.spec!r}{meant} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
     if seam.proofs:
+        some = (
+            f"all {seam.proofs} that were compared" if seam.proofs < seam.calls - failed else f"{seam.proofs} of them"
+        )
         text += (
             f"; {'before it was replaced, ' * replaced}the gradient at the {seam.proved_at} was that of the host's own "
-            f"loss in {seam.proofs} of them, within {seam.worst:.2g}, relative"
+            f"loss in {some}, within {seam.worst:.2g}, relative"
         )
     if not seam.calls and seam.seen:
         text += "; seen instead:" + "".join(

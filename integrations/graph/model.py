@@ -3,6 +3,7 @@
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
 from collections.abc import Sequence
 from copy import copy
+from inspect import signature
 
 import numpy as np
 import torch
@@ -61,7 +62,8 @@ class Pretraining(nn.Module):
     of views, by default 2.
 
     Args:
-        encoder: called with ``(x, edge_index, batch, batch_size)``; :class:`Encoder` or your own.
+        encoder: called with ``(x, edge_index, batch, batch_size)``, or the first three if it takes no more;
+            :class:`Encoder` or your own.
         augment: a transform, a list of one per augmented view, or a name for :func:`augmentation`.
         pairing: which views are compared; ``one_way`` is GraphCL's. None: as in the objective's paper.
         original: whether the first view is the graph itself.
@@ -99,8 +101,7 @@ class Pretraining(nn.Module):
 
     def project(self, batch: Batch) -> Tensor:
         """Projections of the graphs of a batch, ``(graphs, width)``."""
-        z = self.encoder(batch.x, batch.edge_index, batch.batch, batch.num_graphs)
-        return self.head(z)  # type: ignore[no-any-return]
+        return self.head(_encoded(self.encoder, batch))  # type: ignore[no-any-return]
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of graphs."""
@@ -113,11 +114,22 @@ class Pretraining(nn.Module):
         return self.criterion(*map(self.project, views), **known)  # type: ignore[no-any-return]
 
 
+def _encoded(encoder: nn.Module, batch: Batch) -> Tensor:
+    arguments = [batch.x, batch.edge_index, batch.batch, batch.num_graphs]
+    try:
+        signature(encoder.forward).bind(*arguments)
+    except TypeError:  # without the number of graphs, a last one that has no nodes left gets no row
+        arguments.pop()
+    return encoder(*arguments)  # type: ignore[no-any-return]
+
+
 @torch.no_grad()
 def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> NDArray[np.float32]:
     """Embed all graphs with the encoder, without the projection head; a numpy array ``(graphs, width)``."""
+    if not isinstance(data, GraphSet):
+        raise TypeError(f"data: expected a GraphSet, got {type(data).__name__}: graph.GraphSet.from_list(dataset).")
     device = next(encoder.parameters()).device
     with evaluation_mode(encoder):
         batches = (data.batch(index).to(device) for index in torch.arange(len(data)).split(batch))
-        embeddings = [encoder(each.x, each.edge_index, each.batch, each.num_graphs).cpu() for each in batches]
+        embeddings = [_encoded(encoder, each).cpu() for each in batches]
     return torch.cat(embeddings).numpy()

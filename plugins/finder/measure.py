@@ -152,9 +152,8 @@ def _numbers(node: Node | None, end: Node, left: set[Node]) -> float | None:
     if node not in left:
         return None
     left.remove(node)
-    ways = (_numbers(each, end, left) for each, _ in node.next_functions)
-    way = next((each for each in ways if each is not None), None)
-    return None if way is None else way * (number_of(node) or 1.0)
+    ways = [way for each, _ in node.next_functions if (way := _numbers(each, end, left)) is not None]
+    return ways[0] * (number_of(node) or 1.0) if ways else None
 
 
 def _some(x: Tensor) -> Iterator[Tensor]:

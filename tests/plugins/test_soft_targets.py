@@ -103,7 +103,7 @@ def launch(tmp_path, monkeypatch, capsys):
 
 
 def proof(said: str) -> tuple[int, float]:
-    match = re.search(r"that of the host's own loss in (\d+) of them, within (\S+), relative", said)
+    match = re.search(r"that of the host's own loss in (?:all )?(\d+) .+?, within (\S+), relative", said)
     assert match, said
     return int(match[1]), float(match[2])
 

@@ -185,6 +185,22 @@ def test_the_width_of_ones_own_model_can_be_an_argument(data):
     assert graph.embed(own, data).shape == (60, 16)
 
 
+class Usual(Own):
+    """As most models of PyG, it gets no number of graphs."""
+
+    def forward(self, x, edge_index, batch):
+        return super().forward(x, edge_index, batch, None)
+
+
+def test_a_forward_of_three_arguments_is_enough(data):
+    usual, own = Usual(data.x.shape[1]), Own(data.x.shape[1])
+    usual.load_state_dict(own.state_dict())
+    assert (graph.embed(usual, data) == graph.embed(own, data)).all()
+    assert bool(graph.Pretraining(usual, out_channels=16)(data.batch(torch.arange(4))).isfinite())
+    with pytest.raises(TypeError, match="expected a GraphSet, got list"):
+        graph.embed(usual, [data])
+
+
 def test_the_documents_own_model_and_the_encoder_of_a_run(tmp_path, monkeypatch):
     """Without the data: the set of the run is gone when its encoder is taken out."""
     monkeypatch.chdir(tmp_path)
