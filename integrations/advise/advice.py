@@ -96,8 +96,8 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     found += [f"host; duplicates{texts}"] if measured["duplicates"]["equal"] > 0 else []
     found += ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
-    wrong = measured["wrong_positives"]["share"] >= SOME
-    return [*found, f"hcl:beta=1,prior={prior:.1g}", *["drrl:m=0.8,weight=3"] * wrong]
+    drrl = measured["wrong_positives"]["share"] >= SOME or any("DrRL gained" in x["text"] for x in advise(measured))
+    return [*found, f"hcl:beta=1,prior={prior:.1g}", *["drrl:m=0.8,weight=3"] * drrl]
 
 
 def race_command(proposed: list[str]) -> str:

@@ -84,5 +84,6 @@ def command(arguments: argparse.Namespace) -> int:
     if any(one["evidence"] for one in advice):
         print("\n" + fill(LEGEND, WIDTH))
     print(f"\nTry at equal compute, with the flags, length and metric of your script:\n\n    {race}")
-    print("\nand, with their names in your script:\n", *(x for x in proposed if x not in race), sep="\n    ")
+    named = "and, with their names in your script (with class labels as ids, training is supervised):"
+    print(f"\n{named}\n", *(x for x in proposed if x not in race), sep="\n    ")
     return 0

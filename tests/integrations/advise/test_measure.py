@@ -141,6 +141,10 @@ def test_treatments_can_be_read_and_evidence_is_of_ones_own_data():
     proposed = treatments(measured)
     assert proposed[0] == 'host; ids=batch["id"]'
     assert not any("duplicates" in text or "drrl" in text for text in proposed)  # there are none, nor wrong pairs
+    half = {**measured["false_negatives"], "share": 0.55}
+    graphs = {**measured, "modality": "graphs", "false_negatives": half}
+    assert any("DrRL gained most" in one["text"] for one in advise(graphs))
+    assert treatments(graphs)[-1].startswith("drrl")
     a[7] = a[3]
     b[:80] = np.roll(b[:80], 1, axis=0)
     faulty, _ = measure(replace(from_arrays(a, b, y), modality="text"), Settings())
