@@ -9,7 +9,7 @@ from .representation import train
 __all__ = ["COMMON", "QUICK", "SETTINGS", "cell", "check", "train"]
 
 COMMON = {"t": "0.2", "denominator": ""}
-SETTINGS: dict[str, Any] = {"episodes": 40, "length": 14, "updates": 36, "scores": "cosine"}
+SETTINGS: dict[str, Any] = {"episodes": 40, "length": 14, "updates": 26, "scores": "cosine"}
 QUICK: dict[str, Any] = {"episodes": 8, "length": 6, "updates": 4, "batch": 8}
 
 
