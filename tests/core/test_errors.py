@@ -362,7 +362,7 @@ LOGITS = {
     "a masked positive": (
         lambda: LOSS.from_logits(spoiled(NEG, 3, 3, value=-math.inf)),
         ValueError,
-        r"logits: those of the positives of rows \[3\] are masked, -10000 or less",
+        r"logits: those of the positives of rows \[3\] are masked, -1e4 or less",
     ),
     "nothing but masks": (
         lambda: LOSS.from_logits(spoiled(NEG, 2, slice(3, 7), value=-1e9)[:, 2:], torch.zeros(5, dtype=torch.long)),
