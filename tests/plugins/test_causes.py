@@ -677,8 +677,10 @@ def loss(a, b):
 """
 
 
-@pytest.mark.parametrize("under", ["", "torch.autocast('cpu', dtype=torch.bfloat16)"])
-@pytest.mark.parametrize(("own", "code"), [("infonce:t=0.5", 0), ("infonce:t=0.4", 5)])
+HALF = "torch.autocast('cpu', dtype=torch.bfloat16)"
+
+
+@pytest.mark.parametrize(("under", "own", "code"), [("", "infonce:t=0.5", 0), (HALF, "infonce:t=0.4", 5)])
 def test_a_function_that_is_not_found_can_be_named(find, tmp_path, under, own, code):
     """Rounding of half precision within the function hides no other temperature."""
     loss = SCALARS.replace("def loss", f"@{under}\ndef loss") if under else SCALARS
