@@ -157,6 +157,7 @@ def clone(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     had_int = "int" in vars(np)
+    forget()  # those of another test's clone
     yield tmp_path
     forget()
     if not had_int:
