@@ -145,14 +145,14 @@ def _exact(factor: float, sink: Sink, product: Product) -> float:
     return math.copysign(found, factor) if relative(found, abs(factor)) < HALF else factor
 
 
-def _numbers(node: Node | None, end: Node, left: set[Node]) -> float | None:
-    """Return the product of the numbers on the way to ``end``, by nodes that are ``left``; None if there is no way."""
+def _numbers(node: Node | None, end: Node, unseen: set[Node]) -> float | None:
+    """Return the product of the numbers on the way to ``end``, by ``unseen`` nodes; None if there is no way."""
     if node is None or node is end:
         return None if node is None else 1.0
-    if node not in left:
+    if node not in unseen:
         return None
-    left.remove(node)
-    ways = [way for each, _ in node.next_functions if (way := _numbers(each, end, left)) is not None]
+    unseen.remove(node)
+    ways = [way for each, _ in node.next_functions if (way := _numbers(each, end, unseen)) is not None]
     return ways[0] * (number_of(node) or 1.0) if ways else None
 
 

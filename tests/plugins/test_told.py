@@ -80,7 +80,7 @@ def main():
         + LOOP.format(values="y = drawn()", call="*views()").replace("loss(", "deeper(12, "),
         {"y"},
     ),
-    "numbers of columns, which are no ids": (
+    "numbers of columns instead of ids": (
         "",
         CROSS_ENTROPY + LOOP.format(values="at, y = torch.arange(N) * 3, drawn()", call="*views()"),
         {"y"},
