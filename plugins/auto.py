@@ -106,7 +106,7 @@ class _Steps:
             self.file.write_text(json.dumps(data, indent=2, default=str))
 
     def _told(self, loss: Finding) -> dict[str, dict[str, Any]]:
-        """Return what a treatment could be told; items of lists that never change are other batches of an epoch."""
+        """Return the data that a treatment can name, without items of lists that stay: other batches of an epoch."""
         return {
             path: {k: v for k, v in about.items() if k[0] != "_"}
             for path, about in loss["told"].items()

@@ -146,7 +146,7 @@ def _exact(factor: float, sink: Sink, product: Product) -> float:
 
 
 def _numbers(node: Node | None, end: Node, unseen: set[Node]) -> float | None:
-    """Return the product of the numbers on the way to ``end``, by ``unseen`` nodes; None if there is no way."""
+    """Multiply the numbers of the nodes from ``node`` to ``end``, along a path of ``unseen`` ones; None without one."""
     if node is None or node is end:
         return None if node is None else 1.0
     if node not in unseen:

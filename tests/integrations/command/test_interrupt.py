@@ -57,7 +57,6 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
     "eval sts": "{data}/bert --pooling cls --root {data} --json",
     "eval transfer": "{data}/bert --pooling cls --root {data} --tasks CR TREC --jobs 2 --json",
     "eval retrieval": "{data}/bert --pooling cls --data {data}/words --json",
-    "eval mteb": "{data}/bert --pooling cls --tasks STS16 --out {out} --json",
     "eval control": "{train control} --episodes 1 --json",
     "tune graph": f"{SMALL} --objective adnce --budget 3 --out {{out}} --json",
     "demo": "--quick --domains graph --seeds 1 --objective infonce:t=0.2 --out {out} --json",
@@ -65,7 +64,7 @@ COMMAND = {  # {out} is the folder of the command, {train graph} that of the uni
 }
 NEEDS = {"graph": "torch_geometric", "tu": "torch_geometric", "image": "lightly", "control": "dm_control"}
 NEEDS |= dict.fromkeys(("sentence", "sts", "transfer", "retrieval"), "sentence_transformers")
-NEEDS |= {"demo": "torch_geometric", "push": "lightly", "mteb": "mteb"}
+NEEDS |= {"demo": "torch_geometric", "push": "lightly"}
 QUICK = ("objectives",)
 SCRIPT = """
 import sys, torch
@@ -88,7 +87,8 @@ print("loss", loss.item())
 
 def test_every_command_is_here():
     searched = {name for name in COMMANDS if name.startswith("tune ")}  # the same code for all domains
-    assert set(COMMAND) == set(COMMANDS) - searched | {"tune graph"}
+    downloads = {"eval mteb"}
+    assert set(COMMAND) == set(COMMANDS) - searched - downloads | {"tune graph"}
 
 
 def test_while_torch_is_imported(tmp_path):
@@ -261,8 +261,6 @@ def undisturbed(tmp_path_factory):
 def test_at_any_moment(name, undisturbed, tmp_path, request):
     if (package := NEEDS.get(name.split()[-1])) and not find_spec(package):
         pytest.skip(f"needs {package}")
-    if name == "eval mteb":
-        pytest.skip("downloads its data")
     if name.endswith("control"):
         request.getfixturevalue("frames")
     words, outcome = undisturbed
