@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from counterpoint.objective import Objective
 from counterpoint.treatment import Treatment
 
 from .calls import OWNERS, Calls, positives_of, put, uses_scale
@@ -48,11 +49,6 @@ def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> Non
         raise SeamError(
             "logits: --product: t=host of --objective is not known, as the scale comes after the product: give the "
             "objective the temperature of --own"
-        )
-    if apart and isinstance(loss_fn, Treatment) and loss_fn.told:
-        raise SeamError(
-            f"logits: {seam.spec}: with --product FILE:LINE,LINE, {' and '.join(loss_fn.told)} cannot be told: "
-            "similarities do not say which samples they are of. margin= and threshold= need nothing else"
         )
     pairs = _Pairs(calls, apart, own, scales * 2) if apart else None
     torch.jit._state.disable()  # functions that are scripted would not call what is replaced, nor could be
@@ -96,6 +92,7 @@ class _Seen:
     def __init__(self, site: Site, where: str, out: Tensor) -> None:
         self.site, self.where, self.single = site, where, out.numel() == len(out)
         self.values, self.dtype = out.detach().clone(), precision_of([out])
+        self.told: dict[str, Any] = {}
         self.found: Tensor | None = None
         self.waits = True  # for backward()
         out.register_hook(self._replaced)
@@ -128,9 +125,11 @@ class _Pairs:
         if site is None or (single and not of_rows):  # but a sum of a row's exponentials
             return
         where = place(frame)
+        seen = _Seen(site, where, out)
         if not single:
             self.calls.seam.saw(where, f"logits {tuple(out.shape)}", replaced=True)
-        self.seen[_Seen(site, where, out)] = get_gradient_edge(out)
+            seen.told = self.calls.seam.told(lambda: names_at(frame))
+        self.seen[seen] = get_gradient_edge(out)
         if len(self.seen) > 64:  # of graphs that nothing differentiates
             self.seen.pop(next(iter(self.seen)))
 
@@ -181,11 +180,27 @@ class _Pair(Embeddings):
         self._arguments, self._learning = [None, None], [0, 1]
         self.masks, self.scales, self.mask = pairs.masks, pairs.scales, torch.ones_like(matrix.values).bool()
         self.rows = self.mask.any(1)  # anchors that count
+        self.told = {{"labels": "classes"}.get(k, k): v for k, v in matrix.told.items()}
+
+    def _scaled(self, positives: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        return positives.flatten().repeat(len(matrix) // len(positives)) / self.scales[1], matrix / self.scales[0]
 
     def _scores(self, positives: Tensor, matrix: Tensor) -> Call:
-        pos = positives.flatten().repeat(len(matrix) // len(positives)) / self.scales[1]
-        scores = [pos[self.rows], matrix[self.rows] / self.scales[0]]
+        scores = [x[self.rows] for x in self._scaled(positives, matrix)]
         return Call(scores, {"mask": self.mask[self.rows]}, "from_scores")
+
+    def _called(self, tensors: Sequence[Tensor], loss_fn: Objective) -> Call:
+        """See :class:`Embeddings`. Logits take what is told of keys: each positive is in the column that equals it."""
+        if not (isinstance(loss_fn, Treatment) and loss_fn.told):
+            return super()._called(tensors, loss_fn)
+        pos, x = self._scaled(*tensors)
+        gap = (x - pos.unsqueeze(1)).detach().abs()
+        equal, columns = gap <= ROUNDING[x.dtype] * x.detach().abs().max(), gap.argmin(1, keepdim=True)
+        if not bool((equal.any(1) | ~self.rows).all()):
+            raise TypeError("the positives are not among the keys, of which something is told")
+        logits = x.masked_fill(equal | ~self.mask, -torch.inf).scatter(1, columns, pos.unsqueeze(1))
+        labels = columns.squeeze(1).masked_fill(~self.rows, -100)
+        return Call([logits, labels], {**self._told(loss_fn)}, "from_logits")
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         """See :meth:`Replaced.proved`. The gradient of a positive that is among the keys again is moved to itself."""
@@ -198,7 +213,7 @@ class _Pair(Embeddings):
         if not bool((used.any(1) | ~rows).all()):
             self.seam.notes[f"{self.where}, at first"] = "its own loss, as some anchors had no gradient yet"
             return lambda _: [*g]
-        pos, x = self._scores(*tensors).args
+        pos, x = self._scaled(*tensors)
         gap, columns = (x - pos.unsqueeze(1)).abs().masked_fill(~used, torch.inf).min(1, keepdim=True)
         self.rows = rows
         if not bool(rows.all()):

@@ -11,6 +11,7 @@ from lightly.models.modules import heads
 from lightly.models.utils import batch_shuffle, batch_unshuffle, deactivate_requires_grad, update_momentum
 from torch import Tensor, nn
 from torchvision import models
+from torchvision.models.resnet import BasicBlock
 from torchvision.ops import Conv2dNormActivation
 
 import counterpoint as cp
@@ -30,10 +31,10 @@ class Encoder(nn.Module):
     """Map images in ``[0, 1]`` to features. Standardization happens inside, so attacks act on pixels.
 
     Args:
-        backbone: ``conv4``, a small network for a CPU; ``resnet18``, ``resnet50`` or any other classifier of
-            ``torchvision.models``.
+        backbone: ``conv4`` or ``resnet8``, small networks for a CPU; ``resnet18``, ``resnet50`` or any other classifier
+            of ``torchvision.models``.
         size: of the images in pixels. ResNets for up to 64 pixels begin with a 3 x 3 convolution and no pooling.
-        channels: of the first layer of ``conv4``.
+        channels: of the first layer of ``conv4`` and ``resnet8``.
     """
 
     def __init__(self, backbone: str = "resnet18", size: int = 32, channels: int = 32) -> None:
@@ -55,6 +56,10 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     if name == "conv4":
         widths = pairwise((3, channels, 2 * channels, 4 * channels, 8 * channels))
         return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
+    if name == "resnet8":  # the least of the CIFAR family of He et al. 2016
+        stages = (channels, channels, 2 * channels, 4 * channels)
+        blocks = (BasicBlock(a, b, b // a, _shortcut(a, b)) for a, b in pairwise(stages))
+        return nn.Sequential(Conv2dNormActivation(3, channels), *blocks, nn.AdaptiveAvgPool2d(1))
     check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
     if isinstance(network, models.ResNet) and size <= SMALL:
@@ -64,6 +69,10 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
     return network
+
+
+def _shortcut(a: int, b: int) -> nn.Module | None:
+    return None if a == b else Conv2dNormActivation(a, b, 1, 2, activation_layer=None)
 
 
 class Method(nn.Module):

@@ -13,6 +13,7 @@ from ..domain import Domain, check, defaults, setting
 
 # a test compares the augmentations with the recipes that exist
 METHODS = ("simclr", "moco")
+BACKBONES = ("conv4", "resnet8")  # small ones, beside those of torchvision
 AUGMENTATIONS = ("cifar", "cifar-blur", "simclr", "moco", "digits", "none")
 PARTS = ("tune", "report")
 PROBES = ("knn", "linear", "robust", "shifted")
@@ -55,7 +56,7 @@ def check_dataset(name: str) -> None:
 
 
 def check_backbone(name: str) -> None:
-    """Raise ``ValueError`` unless this is ``conv4`` or a classifier of torchvision.
+    """Raise ``ValueError`` unless this is one of ours or a classifier of torchvision.
 
     Reads the names from torchvision's files, since importing it takes seconds.
     """
@@ -63,8 +64,8 @@ def check_backbone(name: str) -> None:
     files = Path((package.submodule_search_locations or [""])[0], "models").glob("*.py") if package else ()
     pattern = re.compile(r"^@register_model\(.*?^def (\w+)", re.M | re.S)
     known = [name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))]
-    if known and name not in ("conv4", *known):
-        expected = "Expected conv4 or a classifier of torchvision.models."
+    if known and name not in (*BACKBONES, *known):
+        expected = f"Expected {' or '.join(BACKBONES)}, or a classifier of torchvision.models."
         raise ValueError(f"backbone: unknown {name!r}.{closest(name, known)} {expected}")
 
 
@@ -96,8 +97,8 @@ class Settings:
     mixed: int = setting(4, "mixed views for MixNCA and IntNaCl, M - 1", low=1)
     # method and network
     method: str = setting("simclr", "how encoders are trained", choices=METHODS)
-    backbone: str = setting("resnet18", "conv4 or one of torchvision.models; digits: conv4", metavar="NAME")
-    channels: int = setting(32, "channels of conv4's first layer", low=1)
+    backbone: str = setting("resnet18", "conv4, resnet8 or one of torchvision.models; digits: conv4", metavar="NAME")
+    channels: int = setting(32, "channels of the first layer of conv4 and resnet8", low=1)
     width: int = setting(128, "width of the projection", low=1)
     queue: int = setting(4096, "keys in MoCo's queue", low=1)
     momentum: float = setting(0.999, "momentum of MoCo's key encoder", low=0, high=1)

@@ -36,7 +36,8 @@ def tell(sink: Sink, finding: Finding) -> None:
         local = {k: v for k, v in frame.f_locals.items() if k in parameters(frame.f_code)} | passed
         lengths = {len(passed[replace["arguments"][0]]) // int(replace["as"].get("cat", 1))}
     elif product:
-        frame = None if "," in product else finding["_products"][0].frames[0]
+        line = product.partition(",")[0]
+        frame = next(each for each in finding["_products"] if each.place.short == line).frames[0]
     names = names_at(frame) if local is None else names_at(frame.f_back).new_child(local)
     finding["names"], found, seen = [*names], finding["told"], {id(sink.labels)}
     while frame is not None:
