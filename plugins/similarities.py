@@ -190,7 +190,10 @@ class _Pair(Embeddings):
         return Call(scores, {"mask": self.mask[self.rows]}, "from_scores")
 
     def _called(self, tensors: Sequence[Tensor], loss_fn: Objective) -> Call:
-        """See :class:`Embeddings`. Logits take what is told of keys: each positive is in the column that equals it."""
+        """See :class:`Embeddings`. Logits take what is told of keys: each positive is in the column that equals it.
+
+        Other keys that equal it are not negatives: which of them is the positive cannot be told.
+        """
         if not (isinstance(loss_fn, Treatment) and loss_fn.told):
             return super()._called(tensors, loss_fn)
         pos, x = self._scaled(*tensors)
@@ -198,6 +201,7 @@ class _Pair(Embeddings):
         equal, columns = gap <= ROUNDING[x.dtype] * x.detach().abs().max(), gap.argmin(1, keepdim=True)
         if not bool((equal.any(1) | ~self.rows).all()):
             raise TypeError("the positives are not among the keys, of which something is told")
+        equal &= "duplicates" not in loss_fn.told  # which finds, and counts, them by itself
         logits = x.masked_fill(equal | ~self.mask, -torch.inf).scatter(1, columns, pos.unsqueeze(1))
         labels = columns.squeeze(1).masked_fill(~self.rows, -100)
         return Call([logits, labels], {**self._told(loss_fn)}, "from_logits")

@@ -90,7 +90,7 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     name = re.findall(r"\w+", path)[-1].lower()
     few = kind == "ids" and 10 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
     classes = bool(CLASSES.fullmatch(name)) or few
-    if distinct < 2:
+    if distinct < 2 or name.startswith("neg"):
         return None
     values = hash(str(x.flatten()[:1000].tolist() if isinstance(x, Tensor) else x))
     return {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes, "_values": values}

@@ -130,9 +130,18 @@ def test_gradients_equal_those_by_hand(loss, scaled):
     assert seam.worst < 1e-12
 
 
+DATA = {
+    "nodes": torch.arange(2, B, 5),
+    "of_keys": torch.arange(B) % 6,
+    "of_anchors": torch.tensor([3, 1, 3, 2, 0]),
+    "rates": torch.linspace(-4, -1, B, dtype=torch.double),
+}
+
+
 def nodes(q, k, more=0.0):
     """Anchors are some of the samples, keys all of them; each positive is computed apart, and again with the keys."""
-    at = torch.arange(2, B, 5)
+    batch = DATA
+    at = batch["nodes"]
     positives = torch.sum(q[at] * k[at], dim=-1)
     s = q[at] @ k.T
     loss = -torch.log(torch.exp(positives / 0.2) / (torch.exp(s / 0.2).sum(-1) + 1e-30))
@@ -169,6 +178,42 @@ def test_positives_of_a_product_of_their_own(loss, truth):
     assert seam.worst < 1e-12
 
 
+TOLD = {
+    "ids=batch['of_keys']": {"ids": DATA["of_keys"]},
+    "ids=batch['of_anchors']": {"ids": DATA["of_anchors"]},
+    "labels=batch['of_anchors']": {"classes": DATA["of_anchors"]},
+    "duplicates": {},
+    "log_q=batch['rates']; margin=-0.3": {"log_q": DATA["rates"]},
+}
+
+
+@pytest.mark.parametrize("items", TOLD)
+def test_what_is_told_of_the_keys_where_positives_are_a_product_of_their_own(items):
+    line, own = PAIRS[nodes]
+    lines = f"test_gradient.py:{line_of(nodes, line)},{line_of(nodes, 'positives = ')}"
+    repeated = DATA["of_keys"] if items == "duplicates" else torch.arange(B)
+    options = {"product": [lines], "own": own}
+    found, seam = run(lambda q, k: nodes(q, k[repeated]), f"{HCL}; {items}", options)
+    loss_fn = cp.treatment(f"{HCL}; {items}")
+
+    def truth(q, k):
+        at = DATA["nodes"]
+        return loss_fn.from_logits(q[at] @ k[repeated].T, at, **TOLD[items])
+
+    expected, _ = run(truth, HCL, {})
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+    assert seam.proofs == 1
+    assert [*seam.counts()] == [{name: float(loss_fn.counts[name]) / 5 for name in ("excluded", "without_negatives")}]
+    assert bool(loss_fn.counts["excluded"]) == (not items.startswith("labels"))  # more positives
+
+
+def others(q, k):
+    """The negatives are other keys than the positives."""
+    pos = (q * k).sum(-1)
+    s = q @ -k.detach().T
+    return -torch.log(torch.exp(pos / 0.2) / (torch.exp(s / 0.2).sum(-1) + torch.exp(pos / 0.2))).mean()
+
+
 def test_a_product_of_positives_is_proved_and_replaced_in_backward_alone():
     line, own = PAIRS[nodes]
     lines = f"test_gradient.py:{line_of(nodes, line)},{line_of(nodes, 'positives = ')}"
@@ -176,8 +221,11 @@ def test_a_product_of_positives_is_proved_and_replaced_in_backward_alone():
         run(nodes, HCL, {"product": [lines], "own": "infonce:t=0.1"})
     with pytest.raises(DifferenceError, match="is not that of infonce:t=0\\.2"):  # one weight for both
         run(lambda q, k: nodes(q, k, 0.01), HCL, {"product": [lines], "own": own})
-    with pytest.raises(SeamError, match="ids cannot be told"):
-        run(nodes, f"{HCL}; ids=at", {"product": [lines], "own": own})
+    with pytest.raises(SeamError, match="ids=missing: no such name"):
+        run(nodes, f"{HCL}; ids=missing", {"product": [lines], "own": own})
+    options = {"product": [f"test_gradient.py:{line_of(others, 's = q')},{line_of(others, 'pos = ')}"], "own": own}
+    with pytest.raises(SeamError, match="the positives are not among the keys, of which something is told"):
+        run(others, f"{HCL}; duplicates", options)
     assert run(nodes, f"{HCL}; margin=0.2", {"product": [lines], "own": own})[1].proofs == 1
     with pytest.raises(SeamError, match="has no positive for each of its 5 rows"):
         run(

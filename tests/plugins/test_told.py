@@ -123,7 +123,7 @@ def loss(s, y):
         + LOOP.format(values="y = drawn(); s = product(views())", call="s, y"),
         {"y"},
     ),
-    "two products, of which none can be told": (
+    "two products, and ids of sampled negatives, whose similarities are in neither": (
         "",
         """
 def loss(z, y):
@@ -131,8 +131,8 @@ def loss(z, y):
     return -torch.log(torch.exp((a * b).sum(1) / 0.1) / torch.exp(a @ b.T / 0.1).sum(1)).mean()
 
 """
-        + LOOP.format(values="y = drawn()", call="views(), y"),
-        set(),
+        + LOOP.format(values="y, neg_ids = drawn(), drawn()", call="views(), y"),
+        {"y"},
     ),
     "two losses, of which one has its own": (
         "",
