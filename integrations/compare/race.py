@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -62,9 +61,7 @@ class Race(Comparison):
         self.confirmed_by = given.confirm_metric or self.chosen_by
         self.length = length_of(arguments.script, self.flag)[2] if self.flag else 0.0
         self.families = [spec for spec in self.specs if spec != HOST]
-        if not self.families:  # at the similarities of two products, none may ask of which samples they are
-            apart = any(re.search(r":\d+,\d+$", word) for word in self.cell.args[1])
-            self.families = [x for x in proposals(self.told) if not (apart and cp.treatment(x, self.own).told)]
+        self.families = self.families or proposals(self.told)
         if same := [one for one in self.families if cp.treatment(one, self.own) == cp.treatment(HOST, self.own)]:
             self.families = [one for one in self.families if one not in same]
             print_line(f"{', '.join(same)}: your own loss, so it is tried as {HOST}")

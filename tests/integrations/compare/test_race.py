@@ -118,22 +118,6 @@ def test_names_whose_values_repeat_are_tried_first(tmp_path, monkeypatch):
     assert offers == ["duplicates=passages", "duplicates=queries"]
 
 
-def test_no_treatment_is_proposed_that_the_place_of_the_loss_refuses(tmp_path, monkeypatch):
-    """With positives of a product of their own, similarities do not say of which samples they are."""
-    monkeypatch.chdir(tmp_path)
-    apart = """s, p = a @ b.T, (a * b).sum(1)
-    (torch.logsumexp(s / 0.1, 1) - p / 0.1).mean().backward()"""
-    Path("train.py").write_text(NAMES.replace("F.cross_entropy(a @ b.T / 0.1, torch.arange(8)).backward()", apart))
-    line = NAMES[: NAMES.index("F.cross_entropy")].count("\n") + 1
-    flags = ["--metric", "output:(x)", "--set-seed"]
-    arguments = build("race").parse_args(
-        ["race", "logits", *flags, f"--product=train.py:{line},{line}", "--own", "infonce:t=0.1", "--", "train.py"]
-    )
-    arguments.check(arguments)
-    raced = race.Race(arguments, commands.seam_words(arguments))
-    assert raced.families == [*race.OBJECTIVES, "host; margin=-0.1"]
-
-
 def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0, training=None):
     """Return a race whose trainings are scores; those of which there is none have failed."""
 
