@@ -181,6 +181,7 @@ class _Pair(Embeddings):
         self.masks, self.scales, self.mask = pairs.masks, pairs.scales, torch.ones_like(matrix.values).bool()
         self.rows = self.mask.any(1)  # anchors that count
         self.told = {{"labels": "classes"}.get(k, k): v for k, v in matrix.told.items()}
+        self.precision = matrix.dtype
 
     def _scaled(self, positives: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
         return positives.flatten().repeat(len(matrix) // len(positives)) / self.scales[1], matrix / self.scales[0]
@@ -198,9 +199,11 @@ class _Pair(Embeddings):
             return super()._called(tensors, loss_fn)
         pos, x = self._scaled(*tensors)
         gap = (x - pos.unsqueeze(1)).detach().abs()
-        equal, columns = gap <= ROUNDING[x.dtype] * x.detach().abs().max(), gap.argmin(1, keepdim=True)
+        equal, columns = gap <= ROUNDING[self.precision] * x.detach().abs().max(), gap.argmin(1, keepdim=True)
         if not bool((equal.any(1) | ~self.rows).all()):
             raise TypeError("the positives are not among the keys, of which something is told")
+        if ROUNDING[self.precision] > ROUNDING[torch.float32] and bool((equal.sum(1) > 1)[self.rows].any()):
+            raise TypeError(f"{self.precision} does not tell which keys are the positives; multiply in float32")
         equal &= "duplicates" not in loss_fn.told  # which finds, and counts, them by itself
         logits = x.masked_fill(equal | ~self.mask, -torch.inf).scatter(1, columns, pos.unsqueeze(1))
         labels = columns.squeeze(1).masked_fill(~self.rows, -100)

@@ -207,6 +207,13 @@ def test_what_is_told_of_the_keys_where_positives_are_a_product_of_their_own(ite
     assert bool(loss_fn.counts["excluded"]) == (not items.startswith("labels"))  # more positives
 
 
+def test_in_half_precision_keys_near_a_positive_are_not_taken_for_it():
+    line, own = PAIRS[nodes]
+    options = {"product": [f"test_gradient.py:{line_of(nodes, line)},{line_of(nodes, 'positives = ')}"], "own": own}
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(SeamError, match="multiply in float32"):
+        run(lambda q, k: nodes(q.float(), k[DATA["of_keys"]].float()), f"{HCL}; ids=batch['of_keys']", options)
+
+
 def others(q, k):
     """The negatives are other keys than the positives."""
     pos = (q * k).sum(-1)
