@@ -291,10 +291,11 @@ class Parametrized(nn.Module):
                 self.__dict__[key] = value  # shadows the descriptor, which old versions of torch.compile cannot trace
 
     def __setattr__(self, key: str, value: Any) -> None:
-        if key in self.hyper:
+        name = next(iter(self._by_long_name({key: value})))
+        if name in self.hyper:
             hint = "pass a Schedule or a Learned value for one that changes during training"
-            frozen = f"{type(self).__name__}.{key} is frozen"
-            raise AttributeError(f"{frozen}: use .replace({key}=...) for a changed objective, or {hint}.")
+            frozen = f"{type(self).__name__}.{name} is frozen"
+            raise AttributeError(f"{frozen}: use .replace({name}=...) for a changed objective, or {hint}.")
         super().__setattr__(key, value)
 
     @classmethod

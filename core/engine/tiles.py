@@ -33,7 +33,7 @@ CACHED = 2**24
 # Edge of a square tile, as (quadratic, traced) functions: on one CPU thread, on several, on other devices.
 EDGES_CPU, EDGES_THREADS, EDGES = (512, 256), (1024, 512), (4096, 2048)
 
-LIMITED = "false_negatives= excludes every key; empty='zero' gives these anchors a loss of zero"
+LIMITED = "false_negatives= excludes every key; empty='keep' keeps the least similar one, 'zero' gives a loss of zero"
 
 
 class Block(NamedTuple):

@@ -318,6 +318,7 @@ def _columns(
     best = (min if lower else max)(trained, key=lambda row: fmean(trained[row].values()), default="")
     others = against(best).values() if comparable and trained else []
     separated = 0 < len(others) == len(trained) - 1 and all(verdict.different for verdict in others)
+    separated &= best not in differences or differences[best].different  # corrected for other rows
     cells = {}
     for row in names:
         arguments = first[row].arguments
@@ -349,6 +350,8 @@ def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, flo
 def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
         yield f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}."
+        if any(run.arguments["objective"] == HOST and not run.tuning for run in done):
+            yield f"{HOST} is your loss as it is, the other rows were chosen: --baseline names your tuned loss."
     if states := Counter(run.record["status"] for run in runs if not run.done and not run.tuning):
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         yield f"{states.total()} of {len(runs)} runs are left out: {counts}."

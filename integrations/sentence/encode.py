@@ -1,6 +1,8 @@
 """Load any kind of model, and embed each distinct text once."""
 
 from . import frameworks  # noqa: F401  names the extra to install  # isort: skip
+import logging as stdlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -43,6 +45,26 @@ def quiet() -> Iterator[None]:
             hub.disable_progress_bars()
 
 
+@contextmanager
+def complete(name: str | Path) -> Iterator[None]:
+    """Refuse a model of which weights are missing, which transformers draws at random. No pooling needs a pooler's."""
+    reader, told = stdlib.getLogger("transformers.modeling_utils"), stdlib.Handler()
+    missing: list[str] = []
+    told.emit = lambda record: missing.extend(  # type: ignore[method-assign]
+        re.findall(r"^(?!.*pooler)(\w[^|]*\S)\s*\|.*MISSING", record.getMessage(), re.M)
+    )
+    level, _ = reader.level, reader.addHandler(told)
+    reader.setLevel(stdlib.WARNING)
+    try:
+        yield
+    finally:
+        reader.setLevel(level)
+        reader.removeHandler(told)
+    if missing:
+        why = "these were drawn at random. Does its config.json describe another model?"
+        raise ValueError(f"model: the file of {name} has no weights for {', '.join(sorted(missing)[:2])}, ...: {why}")
+
+
 @quiet()
 def load(
     model: str | Path,
@@ -75,10 +97,11 @@ def load(
         why = f"{name} is not a SentenceTransformer: a plain checkpoint does not define how tokens become one vector"
         raise ValueError(f"{why}. Choose pooling: {', '.join(POOLINGS)}.")
     try:
-        if pooling is None:
-            loaded = SentenceTransformer(name, device=device, revision=revision)
-        else:
-            loaded = SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
+        with complete(name):
+            if pooling is None:
+                loaded = SentenceTransformer(name, device=device, revision=revision)
+            else:
+                loaded = SentenceTransformer(modules=_modules(name, pooling, revision), device=device)
     except (ImportError, OSError, ValueError):
         raise
     except Exception as error:  # of damaged weights, from the reader of their format

@@ -544,6 +544,7 @@ CALLS = {
         AttributeError,
         r"InfoNCE.temperature is frozen.*\.replace\(temp.*Schedule",
     ),
+    "frozen by its short name": (lambda: setattr(LOSS, "t", 1), AttributeError, r"InfoNCE.temperature is frozen"),
     "frozen wrapper": (lambda: setattr(cp.ArCL(), "views", 3), AttributeError, r"ArCL.views is frozen"),
     "views at the call": (lambda: cp.ArCL(views=4)(Z1, Z2), ValueError, r"views=4.* got 2"),
     "views in a sum": (lambda: (LOSS + cp.AAL(views=3))(Z1, Z2, Z1, Z2), ValueError, r"views=3.* got 4"),

@@ -211,6 +211,17 @@ def test_the_best_is_marked_where_the_test_says_so(tmp_path):
     assert not alone.cells[BASE].best
 
 
+def test_no_row_is_the_best_of_which_the_table_cannot_tell_a_difference(tmp_path):
+    """Its tests against all rows find one, those against the baseline, corrected for another family, do not."""
+    scores = {BASE: (45.296, 43.898, 44.332), OTHER: (46.014, 45.322, 45.309), THIRD: (43.444, 42.723, 43.329)}
+    found = make(tmp_path, {("A", row): dict(enumerate(values)) for row, values in scores.items()})
+    (column,) = report.summarise(found, baseline=THIRD).columns
+    assert [row for row, cell in column.cells.items() if cell.best] == [OTHER]
+    (column,) = report.summarise(found, baseline=BASE).columns
+    assert not column.cells[OTHER].difference.different
+    assert not any(cell.best for cell in column.cells.values())
+
+
 def test_sentences_name_four_rows_at_most(tmp_path):
     table = {("A", f"hcl:t=0.{i}"): noisy(70 + i, 5, 0.1) for i in range(1, 8)} | {("A", BASE): noisy(60, 5, 0.1)}
     (column,) = report.summarise(make(tmp_path, table), baseline=BASE).columns

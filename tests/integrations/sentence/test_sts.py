@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import shutil
@@ -182,6 +183,16 @@ def test_a_damaged_model_is_said(bert, tmp_path):
         encode.load(tmp_path / "weights", "mean")
     with pytest.raises(ValueError, match=r"all contains neither modules.json nor config.json"):
         encode.load(tmp_path / "all")
+
+
+def test_a_file_without_all_weights_is_refused(bert, tmp_path):
+    """Transformers draws these at random, so that each evaluation would give another number."""
+    shutil.copytree(bert, folder := tmp_path / "cut")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": config["num_hidden_layers"] + 1}))
+    with pytest.raises(ValueError, match=r"cut has no weights for encoder\.layer\.\d+\..*drawn at random"):
+        encode.load(folder, "mean")
+    assert not logging.getLogger("transformers.modeling_utils").handlers
 
 
 def test_rows_in_any_precision(folder):
