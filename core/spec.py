@@ -102,7 +102,8 @@ class _Parser:
     def whole(self, read: "Callable[[_Parser], Any]") -> Any:
         result = read(self)
         if self.next:
-            raise self.fail(f"unexpected {self.next!r}")
+            hint = ": parameters follow a colon, as in hcl:t=0.1, and a sum has +" * self.next.isalpha()
+            raise self.fail(f"unexpected {self.next!r}{hint}")
         return result
 
     def take(self, character: str) -> bool:

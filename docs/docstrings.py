@@ -70,7 +70,8 @@ def _of_attribute(obj: griffe.Object) -> str | None:
     module, _, name = obj.module.imports.get(obj.name, "").rpartition(".")
     if module and isinstance(obj, griffe.Attribute) and str(obj.value) == obj.name:
         return inspect.getdoc(getattr(import_module(module), name))
-    told = re.search(r'= setting\((?:"[^"]*"|[^"]*), "(.+?)"|  # (.+)', obj.source, re.S) if obj.is_attribute else None
+    pattern = r'= setting\((?:"[^"]*"|[^"]*), "(.+?)"|  # (?!type:|pyright:|noqa)(.+)'
+    told = re.search(pattern, obj.source, re.S) if obj.is_attribute else None
     return told and (told[1] or told[2].partition("\n")[0])
 
 

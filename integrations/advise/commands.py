@@ -76,7 +76,7 @@ def command(arguments: argparse.Namespace) -> int:
         result = {"measured": measured, "advice": advice, "treatments": proposed, "command": race}
         print(json.dumps(result, indent=1))
         return 0
-    print(f"{measured['samples']} samples, {measured['width']} {measured['features']}")
+    print(f"{measured['samples']} samples, {measured['width']} columns of {measured['features']}")
     for one in advice:
         print("\n" + fill(one["text"], WIDTH))
         for line in one["evidence"]:

@@ -166,7 +166,7 @@ class Race(Comparison):
         """Train every arm for a share of the length, and the best to the end."""
         if typed := [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]:  # perhaps wrong
             print_line(f"first a training of length 1, to look up the names in {', '.join(typed)}")
-            self._train(typed, self._cut(1), share=1 / SHARE)
+            self._train(typed, self._cut(1), share=1 / SHARE, after=math.inf)
         self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow()
         own = [arm for arm in self.arms if arm.own]

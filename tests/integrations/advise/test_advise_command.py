@@ -33,7 +33,7 @@ def test_sentences_and_json(arrays, capsys):
     line = "a.npy b.npy --ids labels.txt --negatives hard.npy --negative-ids hard_ids.npy"
     assert advise(arrays, line) == 0
     said = capsys.readouterr().out
-    assert said.startswith("200 samples, 8 embeddings\n")
+    assert said.startswith("200 samples, 8 columns of embeddings\n")
     assert "Cannot be known" not in said
     assert advise(arrays, f"{line} --json") == 0
     result = json.loads(capsys.readouterr().out)
