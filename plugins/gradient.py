@@ -29,7 +29,7 @@ from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .finder.recognise import UNDERFLOW, digits, positives_by_gradient
+from .finder.recognise import HALF, UNDERFLOW, digits, exact_sums, positives_by_gradient
 from .host import DifferenceError, Seam, SeamError, is_first_process
 
 CHANGED = "were changed in place after the loss had taken them"
@@ -314,6 +314,8 @@ class Logits(Replaced):
         if self.own == CROSS_ENTROPY and not (self.both or self.apart or self.flipped is not None):
             targets = self._are_positives(g).to(g.dtype) if self.targets is None else self.targets
             expected = ones.unsqueeze(-1) * (torch.softmax(x, -1) * targets.sum(-1, keepdim=True) - targets)
+            if LOGITS[dtype] > HALF and self.targets is None:
+                g = exact_sums(x, g, targets != 0, dtype)
             weight = _weight(g, expected)
             error = float((g - weight * expected).abs().max() / g.abs().max())
             if error <= allowed and not bool(missing(weight * expected, expected).any()):

@@ -43,8 +43,8 @@ class ImageSet:
             raise TypeError(f"{self.name}: expected a tensor of images, got {type(self.x).__name__}.")
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
             scaled = " Of numbers from 0 to 1: (x * 255).round().byte()." * self.x.is_floating_point()
-            got = f"{self.x.dtype} {tuple(self.x.shape)}"
-            raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {got}.{scaled}")
+            found = f"{self.x.dtype} {tuple(self.x.shape)}"
+            raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {found}.{scaled}")
         if not isinstance(self.y, torch.Tensor) or self.y.is_floating_point():
             got = self.y.dtype if isinstance(self.y, torch.Tensor) else type(self.y).__name__
             raise TypeError(f"{self.name}: expected a tensor of classes, of whole numbers, got {got}.")

@@ -53,7 +53,8 @@ def complete(name: str | Path) -> Iterator[None]:
     told.emit = lambda record: missing.extend(  # type: ignore[method-assign]
         re.findall(r"^(?!.*pooler)(\w[^|]*\S)\s*\|.*MISSING", record.getMessage(), re.M)
     )
-    level, _ = reader.level, reader.addHandler(told)
+    level = reader.level
+    reader.addHandler(told)
     reader.setLevel(stdlib.WARNING)
     try:
         yield

@@ -12,10 +12,9 @@ from counterpoint.batch.ready_made import MASKED
 
 from .functions import gradients, relative
 from .products import Product, name_of, number_of, tolerance_of
+from .recognise import HALF
 from .records import Finding
 from .watch import Sink, Watch, same_grad
-
-HALF = 1e-2  # above the tolerance of float32, and the rounding of a number in half precision
 
 
 def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | None:

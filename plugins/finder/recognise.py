@@ -20,6 +20,7 @@ from counterpoint.vectors import widen
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
 FEWEST = 0.03  # share of digits with which forms are told apart
+HALF = 1e-2  # above the tolerance of float32, and the rounding of a number in half precision
 EQUAL = 1e-3  # share of the tolerance that rounding explains between forms that are the same loss
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
 SINGLE = ("infonce", "infonce:denominator=negatives")
@@ -89,6 +90,9 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
     if not rows.any() or x.shape[1] < 2:
         return None
     positives = positives_by_gradient(x, gradient, tolerance)
+    if tolerance > HALF:  # a probability that is rounded to one leaves a positive no gradient beside its negatives'
+        top = torch.zeros_like(used).scatter(1, x.argmax(1, keepdim=True), ~positives.any(1, keepdim=True))
+        positives, used = positives | top, used | top
     negatives = used & ~positives
     known = positives.any(1) & negatives.any(1)
     if known.any():  # nor has one whose probability is rounded to one
@@ -97,9 +101,26 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
     if not bool(known[rows].all()):
         return None
     pos, y = positives[rows], x[rows].masked_fill(~used[rows], -torch.inf)
+    if tolerance > HALF:
+        gradient = gradient.index_put((rows,), exact_sums(y, gradient[rows], pos, torch.bfloat16))
     names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
     losses = {name: lambda y, of=OURS[name]: of.from_logits(y, pos) for name in names}
     return _choose(losses, y, gradient[rows], (way, positives, used), tolerance)
+
+
+def exact_sums(x: Tensor, gradient: Tensor, positives: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient that log-sum-exps of ``x`` would have, if these are rounded to half precision.
+
+    A sum of 20 is off by up to .06 there, which multiplies the softmax of its row by a number near one; negatives show
+    it, but for a row without any. What such a rounding does not explain stays.
+    """
+    p, negatives = x.softmax(-1), ~positives & (gradient != 0)
+    factor = (gradient * negatives).sum(-1, keepdim=True) / (p * negatives).sum(-1, keepdim=True)
+    weight = factor * (p * positives).sum(-1, keepdim=True) - (gradient * positives).sum(-1, keepdim=True)
+    eps = torch.finfo(dtype).eps
+    most = torch.expm1(eps / 2 * x.logsumexp(-1, keepdim=True).abs()) + 4 * eps
+    rounded = (factor - weight).abs() <= most * weight.abs()  # False where there is no negative
+    return gradient - torch.where(rounded, factor - weight, 0.0) * p * (positives | (gradient != 0))
 
 
 def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tensor:

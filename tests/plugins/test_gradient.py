@@ -178,6 +178,31 @@ def test_positives_of_a_product_of_their_own(loss, truth):
     assert seam.worst < 1e-12
 
 
+def in_half_precision(q, k, more=0.0):
+    """CPUs compute logsumexp in bfloat16, where a sum of 20 is off by up to .06."""
+    near = F.normalize(q.float() + 0.1 * k.float(), dim=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        s = q.float() @ near.T / 0.05
+        return (torch.logsumexp(s, 1) - (1 + more) * s.diagonal()).mean()
+
+
+def test_sums_that_are_rounded_to_half_precision():
+    site = f"test_gradient.py:{line_of(in_half_precision, 'return (torch.logsumexp')}"
+    found, seam = run(in_half_precision, HCL, {"site": [site], "positives": "diagonal", "scale": "20"})
+    assert (seam.proofs, seam.worst < 0.02) == (1, True)
+
+    def truth(q, k):
+        near = F.normalize(q + 0.1 * k, dim=1)
+        return cp.objective(HCL).from_logits(q @ near.T, torch.arange(B))
+
+    expected, _ = run(truth, HCL, {})
+    for ours, theirs in zip(found, expected, strict=True):
+        assert float((ours - theirs).abs().max()) <= 0.02 * float(theirs.abs().max())
+    for more in (0.2, -0.2):
+        with pytest.raises(DifferenceError, match="bfloat16"):
+            run(lambda q, k, more=more: in_half_precision(q, k, more), HCL, {"site": [site], "positives": "diagonal"})
+
+
 TOLD = {
     "ids=batch['of_keys']": {"ids": DATA["of_keys"]},
     "ids=batch['of_anchors']": {"ids": DATA["of_anchors"]},

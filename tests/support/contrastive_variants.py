@@ -609,6 +609,17 @@ def loss(a, b):
         10,
         True,
     ),
+    "bfloat16_logsumexp": (
+        """
+def loss(a, b):
+    with torch.autocast('cpu', torch.bfloat16):
+        s = norm(a) @ norm(a + 0.2 * b).T / 0.05
+        return (torch.logsumexp(s, 1) - s.diagonal()).mean()
+""",
+        IN,
+        20,
+        True,
+    ),
     "bfloat16_exp": (
         """
 def loss(a, b):
