@@ -309,8 +309,8 @@ class Treatment(Wrapper):
         if len(own) > 1 and bool((own == own[0]).all()):
             raise ValueError(f"{self._named(name)}: these logits do not say which keys anchors have in common.")
         if values is None:
-            fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True).expand_as(s)  # the masked similarity to itself
-            number = numbered(torch.where(out, fill, s).mT, False, dtype)
+            fill = s.masked_fill(out, -torch.inf).amax(0, keepdim=True)  # the masked similarity to itself
+            number = numbered(torch.where(out, fill.masked_fill(out.all(0), 0.0), s).mT, False, dtype)
             if not bool(out.any()) and len(own.unique()) == anchors:  # equal anchors are the same sample, too
                 rows = numbered(s, False, dtype)
                 number = merged(number, (len(rows) + torch.arange(keys).to(rows)).scatter(0, columns, rows))

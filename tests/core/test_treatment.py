@@ -88,6 +88,13 @@ def test_looks_up_names_attributes_and_items_and_nothing_else():
             cp.treatment(f"hcl; ids={path}").look_up(names)
 
 
+@pytest.mark.parametrize("mask", [-torch.inf, -1e9])
+def test_keys_that_all_anchors_leave_out_do_not_make_the_others_equal(mask):
+    padded = torch.cat([LOGITS, torch.full((6, 2), mask, dtype=torch.float64)], 1)
+    t = cp.treatment("infonce:t=0.5; duplicates")
+    torch.testing.assert_close(t.from_logits(padded, torch.arange(6)), RIGHT)
+
+
 @pytest.mark.parametrize("scale", [1.0, 20.0])
 @pytest.mark.parametrize(
     ("text", "known"),
