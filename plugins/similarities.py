@@ -157,7 +157,8 @@ class _Pairs:
         todo = [each for each in gradients if each.single]
         for matrix in (each for each in gradients if not each.single):
             site, n = self.apart[matrix.site], len(matrix.values)
-            positives = next((each for each in todo if each.site == site and n % len(each.values) == 0), None)
+            several = [each for each in todo if each.site == site and n % len(each.values) == 0]
+            positives = min(several, key=lambda each: not self._are_keys(each, matrix), default=None)
             if positives is None:
                 raise SeamError(f"{matrix.where}: {site.text} has no positive for each of its {n} rows")
             todo.remove(positives)
@@ -168,6 +169,12 @@ class _Pairs:
                 found = pair.gradients(dtype, [gradients[each] for each in both], [each.values for each in both])
             for each, new in zip(both, found, strict=True):
                 each.found = new
+
+    def _are_keys(self, positives: _Seen, matrix: _Seen) -> bool:
+        """Whether the positives are in the matrix, too: other losses may call the function that multiplies them."""
+        s, p = matrix.values / self.scales[0], positives.values.flatten() / self.scales[1]
+        gap = (s - p.repeat(len(s) // len(p)).unsqueeze(1)).abs().amin(1).max()
+        return bool(gap <= ROUNDING[matrix.dtype] * s.abs().max())
 
 
 class _Pair(Embeddings):

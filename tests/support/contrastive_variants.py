@@ -979,4 +979,20 @@ def loss(a, b):
         2,
         True,
     ),
+    "positives_by_a_function_of_other_pairs": (
+        """
+def dot(a, b):
+    return torch.sum(a * b, dim=-1)
+
+
+def loss(a, b):
+    x, y = norm(a), norm(b)
+    ranked = F.logsigmoid(dot(a, b) - dot(a, b.roll(1, 0))).mean()
+    s = torch.matmul(x, y.T) - dot(x, y)[:, None]
+    return torch.logsumexp(s / 0.2, dim=1).mean() - 0.1 * ranked
+""",
+        IN,
+        5,
+        True,
+    ),
 }
