@@ -84,6 +84,7 @@ def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str],
     """Run ``script`` as ``python script arguments`` would, with the seam in place."""
     script = Script(script, script.stem) if isinstance(script, Path) else script
     sys.argv = [str(script.path), *arguments]
+    os.environ.setdefault("HYDRA_MAIN_MODULE", "__main__")  # its configs are beside the file, in no package
     if not script.package:
         sys.path.insert(0, str(script.path.resolve().parent))
     try:

@@ -167,3 +167,34 @@ def test_accelerate_launch(processes, tmp_path):
     assert "was that of the host's own loss in 6 of them" in said
     found, expected = (torch.load(tmp_path / f"{name}.pt") for name in ("toy", "edited"))
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+HYDRA = """
+import hydra
+import torch
+import torch.nn.functional as F
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(config):
+    net = torch.nn.Linear(6, 5)
+    for _ in range(4):
+        a, b = (F.normalize(net(torch.randn(8, 6)), dim=1) for _ in range(2))
+        F.cross_entropy(a @ b.T / config.t, torch.arange(8)).backward()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("words", [["toy/train.py"], ["-m", "toy.train"]], ids=["file", "module"])
+def test_hydra_finds_its_configs_beside_the_script(words, tmp_path):
+    pytest.importorskip("hydra")
+    (tmp_path / "toy" / "conf").mkdir(parents=True)
+    (tmp_path / "toy" / "train.py").write_text(HYDRA)
+    (tmp_path / "toy" / "conf" / "config.yaml").write_text("t: 0.1")
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "auto", "--", *words, "t=0.2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert "scale         5 (temperature 0.2), constant" in done.stderr
