@@ -97,6 +97,8 @@ class Calls:
         own = self.seam.options.get("own") or own
         if isinstance(scale, float) and self.seam.spec != OWN_LOSS:  # of that, the scale is not measured
             self.seam.owns[id(site)] = own.replace("t=host", f"t={1 / scale:.6g}")
+        if how.get("targets") is not None and how["targets"].requires_grad:
+            self.seam.notes[f"{where}, targets"] = "their own gradient stays that of the script's loss"
         both = self.seam.options.get("way") == "both"
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
         told = self.seam.told(lambda: names_at(frame))

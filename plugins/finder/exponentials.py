@@ -97,9 +97,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
                 done |= {id(product) for product in products}
                 if found and (form is None or are_soft):  # targets that ramp in are almost ones and zeros
                     form = _of_targets(sink, targets, error)
-                finding = _judged(watch, [unit], form, root, begin(sink, products)) | (
-                    {"targets": [*found]} if name else {}
-                )
+                finding = _judged(watch, [unit], form, root, begin(sink, products)) | {"targets": [*found]}
                 yield finding | ({"columns": name, "positives": f"soft targets {name}"} if are_soft else {})
                 continue
         rest.append((sink, products))
@@ -277,12 +275,8 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product
-    if (
-        {product.distance, other.distance} != {None}
-        or matrix.single
-        or not single.single
-        or product.values().dim() != 2
-    ):
+    apart = not matrix.single and single.single and product.values().dim() == 2
+    if not apart or {product.distance, other.distance} != {None}:
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short
     return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}

@@ -22,7 +22,7 @@ from .functions import cut, function_of, gradients, nearest, relative
 from .measure import measure, measure_bias
 from .products import Product
 from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, fit, layout, targets_of
-from .records import Finding
+from .records import TRAINED, Finding
 from .told import tell
 from .watch import Sink, Watch
 
@@ -56,8 +56,12 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
             term: Finding = {"kind": f"another term, beside the {finding['kind']}", "form": None, "ours": False}
             found.append(_base(finding["_sink"], finding["_products"]) | term)
     for finding in found:
-        with _noting(watch, finding["_sink"]):
-            tell(finding["_sink"], finding)
+        sink = finding["_sink"]
+        with _noting(watch, sink):
+            tell(sink, finding)
+            soft = [edge for name, edge in sink.soft_edges.items() if name in finding.get("targets", ["labels"])]
+            if soft and any(g is not None and bool(g.any()) for g in gradients(root, soft)):
+                finding["doubts"].append(TRAINED)
     return [{k: v for k, v in finding.items() if k[0] != "_"} for finding in found]  # type: ignore[misc]
 
 
@@ -218,9 +222,8 @@ def _linear_part(sink: Sink, products: Sequence[Product]) -> Tensor | None:
     try:
         with torch.enable_grad():  # twice backward is once forward
             back = torch.autograd.grad(sink.x, edges, u, create_graph=True, allow_unused=True)
-            pairs = [
-                (g, p.again(p.a.detach(), p.b.detach())) for g, p in zip(back, products, strict=True) if g is not None
-            ]
+            both = zip(back, products, strict=True)
+            pairs = [(g, p.again(p.a.detach(), p.b.detach())) for g, p in both if g is not None]
             found = torch.autograd.grad([g for g, _ in pairs], u, [s.to(g.dtype) for g, s in pairs], allow_unused=True)
     except RuntimeError:
         return None

@@ -216,7 +216,8 @@ def explaining(
 ) -> dict[str, tuple[Tensor, float]]:
     """Return which tensors may be the soft targets of a log_softmax of ``x``, by name, and the differences.
 
-    The closest comes first. Those that differ more than rounding from it are others, of which targets are a mixture.
+    Those that differ more than rounding from the closest are others, of which targets are a mixture. Of those that are
+    equal but for a factor, distributions come first.
     """
     found: dict[str, tuple[Tensor, float]] = {}
     for name, targets in alike.items():
@@ -224,8 +225,9 @@ def explaining(
             expected = x.softmax(-1) * targets.sum(-1, keepdim=True) - targets
             error, _ = fit(gradient.flatten(0, -2), expected.flatten(0, -2))
             found |= {name: (targets, error)} if error <= tolerance else {}
-    best = sorted(found.items(), key=lambda each: each[1][1])
-    return {name: (targets, error) for name, (targets, error) in best if error <= max(10 * best[0][1][1], 1e-6)}
+    most = max(10 * min((error for _, error in found.values()), default=0.0), 1e-6)
+    order = sorted(found, key=lambda name: float((found[name][0].sum(-1) - 1).abs().max()) > tolerance)
+    return {name: found[name] for name in order if found[name][1] <= most}
 
 
 def layout(positives: Tensor) -> str:

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from .products import Product
 
+TRAINED = "the soft targets get a gradient, too, which would stay that of the script's own loss"
+
 _Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings that they are computed from
     "kind": str, "site": str, "file": str, "line": int, "function": str, "call": str, "logits": list[int],
     "products": list[dict[str, Any]], "processes": int, "told": dict[str, dict[str, Any]], "names": list[str],

@@ -82,6 +82,7 @@ class Sink:
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
     alike: dict[str, Tensor] = field(default_factory=dict)  # variables of the shape of the logits, at the call
+    soft_edges: dict[str, GradientEdge] = field(default_factory=dict)  # of those, and labels, that have a gradient
     edge: GradientEdge | None = None  # of the output
 
     @property
@@ -217,8 +218,10 @@ class Watch(TorchFunctionMode):
         sink.edge = get_gradient_edge(out)
         if name in ("cross_entropy", "nll_loss"):
             options = inspect.signature(func).bind(*args, **kwargs).arguments
-            sink.labels, _ = options.pop("target"), options.pop("input")
-            sink.options = options
+            labels, _ = options.pop("target"), options.pop("input")
+            sink.labels, sink.options = labels, options
+            if labels.requires_grad:
+                sink.soft_edges["labels"] = get_gradient_edge(labels)
         if name in ("nll_loss", "log") and kind != "binary logits":
             inputs = reversed(self.softmax_inputs.items())
             sink.x, file = next((found for node, found in inputs if node in walk.nodes), (x, ""))
@@ -241,6 +244,8 @@ class Watch(TorchFunctionMode):
             tensors = {n: y for n, y in names_at(stack[0]).items() if isinstance(y, Tensor) and y.is_floating_point()}
             tensors |= {f"{n}.T": y.T for n, y in tensors.items() if y.dim() == 2 and y.shape[::-1] == x.shape}
             sink.alike = {n: y.detach().to(torch.double, copy=True) for n, y in tensors.items() if y.shape == x.shape}
+            trained = [n for n in sink.alike if tensors[n].requires_grad]
+            sink.soft_edges = {n: get_gradient_edge(tensors[n.removesuffix(".T")]) for n in trained}
         learned = list(walk.scalars)
         for product in walk.products:
             for operand in (product.a, product.b):

@@ -8,7 +8,7 @@ from typing import Any
 from counterpoint.objectives.infonce import HCL, first_temperature
 
 from ..sites import CHANGING, short
-from .records import Finding, Findings, Replaced
+from .records import TRAINED, Finding, Findings, Replaced
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
 CLASSES = ": probably class labels; with them, training is supervised"
@@ -76,9 +76,7 @@ def _function_words(group: Sequence[Finding], spec: str, objective: str | None) 
 
 def _way(loss: Finding) -> list[str]:
     way = str(loss.get("way", "rows"))
-    by_call = not loss.get("product") and (
-        loss["kind"] == "log_softmax" or (loss["kind"] == "logsumexp" and way == "columns")
-    )
+    by_call = loss["kind"] in ("log_softmax", *["logsumexp"] * (way == "columns")) and not loss.get("product")
     return ["--way", way] if way != "rows" and not by_call else []
 
 
@@ -268,6 +266,8 @@ def _by_hand(loss: Finding) -> str:
     if loss["doubts"] and loss.get("site_has_labels"):
         scale = "NAME, the name that it has there" if loss["learned"] else f"{loss['scale']:.6g}"
         return f"with these logits as they are: counterpoint inject logits --site {loss['site']} --scale {scale}"
+    if TRAINED in loss["doubts"]:
+        return "detach() the soft targets, and call auto again"
     if loss["doubts"]:
         return "if cross entropy is what you mean, write it as F.cross_entropy of the logits, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import counterpoint as cp
 from counterpoint.batch.ready_made import columns_of
 from counterpoint.plugins import inject
+from counterpoint.plugins.finder.recognise import explaining
 from counterpoint.plugins.gradient import Logits
 from counterpoint.plugins.host import DifferenceError, Seam
 
@@ -172,6 +173,42 @@ def test_auto_names_targets_that_are_ones_and_zeros_up_to_the_precision_of_the_s
     found = find(script, "--objective", "hcl:t=host")
     assert [x["positives"] for x in found.losses] == ["soft targets i2t_targets", "soft targets t2i_targets"], found.err
     assert [*TARGETS] == found.data["commands"][0][7:9]
+
+
+TRAINED_TARGETS = """
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed(0)
+layer = torch.nn.Linear(5, 4)
+for _ in range(4):
+    a, b = (F.normalize(layer(torch.randn(6, 5)), dim=-1) for _ in range(2))
+    s, targets = a @ b.T / 0.2, F.softmax((a @ a.T + b @ b.T) / 2, dim=-1)
+    LOSS.backward()
+"""
+
+
+@pytest.mark.parametrize(
+    "loss", ["-(targets * F.log_softmax(s, -1)).sum(1).mean()", "F.cross_entropy(s, targets)"], ids=["by_hand", "torch"]
+)
+def test_soft_targets_that_are_differentiated_are_a_doubt_and_noted_where_they_are_replaced(find, launch, loss):
+    """Their own gradient is that of the script's loss, whatever trains at the logits."""
+    script = TRAINED_TARGETS.replace("LOSS", f"({loss})")
+    found = find(script, "--objective", "hcl:t=0.2")
+    (doubt,) = found.losses[0]["doubts"]
+    assert (found.code, found.data["commands"]) == (3, []), found.err
+    assert doubt.startswith("the soft targets get a gradient, too")
+    alone = find(script.replace(f"({loss})", f"({loss.replace('targets', 'targets.detach()')})"), "--objective", "hcl")
+    (command,) = alone.data["commands"]
+    said = launch(*command[3:-2], script=script).err
+    assert "their own gradient stays that of the script's loss" in said
+
+
+def test_of_tensors_that_explain_a_gradient_alike_the_distribution_is_the_targets():
+    x, mask = torch.randn(4, 6, dtype=torch.float64), torch.eye(4, 6, dtype=torch.float64) + torch.eye(4, 6).roll(1, 1)
+    gradient = x.softmax(1) - mask / 2
+    for alike in ({"mask": mask, "targets": mask / 2}, {"targets": mask / 2, "mask": mask}):
+        assert [*explaining(x, gradient, alike, 1e-3)] == ["targets", "mask"]
 
 
 SEVERAL_POSITIONS = """
