@@ -79,10 +79,8 @@ class OwnGuide:
             follow(copy, encoder)
         self._embeds = True
         try:
-            return [
-                self._again(x) if isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 else x
-                for x in arguments
-            ]
+            are_views = [isinstance(x, Tensor) and x.is_floating_point() and x.dim() > 1 for x in arguments]
+            return [self._again(x) if again else x for x, again in zip(arguments, are_views, strict=True)]
         finally:
             self._embeds = False
             self._made.clear()

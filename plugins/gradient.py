@@ -230,9 +230,8 @@ class Logits(Replaced):
             exponents = self._scaled(x)
             self.positives = gradient < 0 if self.both else positives_by_gradient(exponents, gradient, LOGITS[dtype])
             # a positive of probability one has no gradient
-            self.positives |= torch.zeros_like(self.positives).scatter(-1, x.argmax(-1, keepdim=True), True) & (
-                ~self.positives.any(-1, keepdim=True)
-            )
+            none = ~self.positives.any(-1, keepdim=True)
+            self.positives |= torch.zeros_like(self.positives).scatter(-1, x.argmax(-1, keepdim=True), none)
         weights, x = self._fit(gradient, x, dtype)
         counted, positives = weights != 0, self.positives
         assert positives is not None
@@ -282,9 +281,8 @@ class Logits(Replaced):
             elif self.both:
                 labels = positives.expand(2, *positives.shape)
             try:
-                parts = loss_fn.from_logits(
-                    ways, labels, empty="warn", reduction="none", **options, **self._told(loss_fn), targets=targets
-                )
+                options |= {**self._told(loss_fn), "targets": targets}
+                parts = loss_fn.from_logits(ways, labels, empty="warn", reduction="none", **options)
             except (TypeError, ValueError) as error:
                 raise SeamError(f"{loss_fn} cannot be computed at {self.where}: {error}") from error
             if targets is not None:

@@ -311,9 +311,8 @@ class Host:
             raise SeamError(f"{self.name}: {typed} asks for {loss_fn.views} views, but {self.views}")
         if any(part.views is None for part in multi):
             # with one pair of views, the worst pair and the mean over pairs are that pair: nothing is left of ArCL
-            raise SeamError(
-                f"{self.name}: {typed} compares several views, but {self.views}. For two views, add views=2."
-            )
+            several = f"{typed} compares several views, but {self.views}"
+            raise SeamError(f"{self.name}: {several}. For two views, add views=2.")
         return loss_fn
 
 

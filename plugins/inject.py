@@ -66,9 +66,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
     part = "a part of the host's loss is meant to stay as it is, or the whole for its first steps"
     add("--only", action="store_true", help=part)
-    replace = only(
-        "replace", "function only", "a function, with its parameters that are embeddings; may be repeated (none)"
-    )
+    replace = only("replace", "function only", "a function, with its parameters that are embeddings; repeatable (none)")
     add("--replace", action="append", metavar="FILE:FUNCTION(a, b)", help=replace)
     how = "pairing=one_way,normalize=false,cat=2,...: how the function compares embeddings, or each of them (none)"
     add("--as", action="append", metavar="KEY=VALUE,...", help=only("as", "function only", how))
@@ -154,9 +152,8 @@ def command(args: argparse.Namespace) -> int:
             about = {"host": host.name, "objective": seam.spec, "own": own, "calls": seam.calls, "error": failure}
             excluded = [each["excluded"] for each in seam.counts()]
             about["excluded"] = max(excluded) if excluded and all(x >= 0 for x in excluded) else None  # NaN: unknown
-            counts.write_text(
-                json.dumps({**about, "step_seconds": seam.step_seconds, "training_seconds": sum(seam.gaps)})
-            )
+            about |= {"step_seconds": seam.step_seconds, "training_seconds": sum(seam.gaps)}
+            counts.write_text(json.dumps(about))
         if not seam.quiet and (seam.calls > 1 or seam.seen or not failed):  # else the error says all
             print(summary(host, seam, failed), file=sys.stderr)
     return 0
@@ -181,9 +178,8 @@ def _script(args: argparse.Namespace) -> list[str]:
         host = registry.load(args.host) if wants_help and args.host in registry.names() else None
         parser = Parser(f"counterpoint inject {args.host}", "%(prog)s [options] -- train.py ...")
         if host:
-            parser.epilog = (
-                f"{parser.prog} --explain says where the loss sits, and which tensors are there. {host.hint}"
-            )
+            says = "says where the loss sits, and which tensors are there"
+            parser.epilog = f"{parser.prog} --explain {says}. {host.hint}"
         add_options(parser, host)
         parser.parse_args(words, args)
     return script
@@ -234,19 +230,13 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
         meant = f" ({full.pop()})" if len(full) == 1 and "t=" not in seam.spec else ""
         text += f"; {seam.spec!r}{meant} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
     if seam.proofs:
-        some = (
-            f"all {seam.proofs} that were compared" if seam.proofs < seam.calls - failed else f"{seam.proofs} of them"
-        )
-        text += (
-            f"; {'before it was replaced, ' * replaced}the gradient at the {seam.proved_at} was that of the host's own "
-            f"loss in {some}, within {seam.worst:.2g}, relative"
-        )
+        n, some = seam.proofs, seam.proofs < seam.calls - failed
+        where = f"the gradient at the {seam.proved_at} was that of the host's own loss in "
+        where += f"all {n} that were compared" if some else f"{n} of them"
+        text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
     if not seam.calls and seam.seen:
-        text += "; seen instead:" + "".join(
-            f"\n  {place} with {shape}, {times} times"
-            for place, calls in seam.seen.items()
-            for shape, times in calls.items()
-        )
+        seen = ((place, *each) for place, calls in seam.seen.items() for each in calls.items())
+        text += "; seen instead:" + "".join("\n  {} with {}, {} times".format(*each) for each in seen)
     for counts in seam.counts():
         if counts["excluded"] >= 0:  # NaN where they were not counted
             text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])

@@ -91,9 +91,8 @@ class Scales:
         finding = findings[-1] if findings else None
         if finding is None or finding["doubts"] or (measured := finding.get("bias")) is None:
             why = "; ".join(finding["doubts"]) if finding else "no product of embeddings leads to the logits"
-            raise SeamError(
-                f"the binary logits at {where} are not similarities, scaled and shifted, or --positives is wrong: {why}"
-            )
+            what = "are not similarities, scaled and shifted, or --positives is wrong"
+            raise SeamError(f"the binary logits at {where} {what}: {why}")
         first = (findings[0] or finding)["bias"] or 0.0
         name = finding["bias_variable"] if option is None else option
         number = measured if name is None else as_number(name, signed=True)
@@ -162,9 +161,8 @@ class Scales:
         first = float((findings[0] or finding)["scale"])
         fixed = (self.option is None or self.number is not None) and not finding["learned"]
         if taken and fixed and relative(measured, first) > rounding:
-            raise SeamError(
-                f"the scale at {where} changes from {first:g} to {measured:g}: --scale {CHANGING}, or {NAME}"
-            )
+            change = f"from {first:g} to {measured:g}"
+            raise SeamError(f"the scale at {where} changes {change}: --scale {CHANGING}, or {NAME}")
         if self.option is not None and relative(value, measured) > rounding:
             raise SeamError(
                 f"{text} is wrong: cosines are multiplied by {measured:.6g} at {where}, not by {value:.6g}. Leave "
