@@ -94,3 +94,44 @@ class Member:
 IN, OUT = "infonce", "infonce:denominator=negatives"
 SITE, REPLACE, CLIP, PYG, SENTENCES = "--site", "--replace", "inject clip", "inject pyg", "inject sentence_transformers"
 UNKNOWN = "a form that the finder does not find"
+
+ALONE = """
+import tempfile
+import torch.distributed as dist
+
+dist.init_process_group("gloo", init_method=f"file://{tempfile.mkdtemp()}/store", rank=0, world_size=1)
+"""
+
+LOOP = """
+def loop(loss_of, parameters, steps=6, lr=0.05):
+    optimizer = torch.optim.SGD(list(parameters), lr=lr)
+    for _ in range(steps):
+        loss = loss_of()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+HIDDEN = """
+class Hidden(nn.Module):  # what a transformer returns, of features as its tokens
+    def __init__(self):
+        super().__init__()
+        self.layer, self.config = nn.Linear(10, 16), types.SimpleNamespace(hidden_size=16)
+
+    def forward(self, input_ids, attention_mask=None, **_):
+        return types.SimpleNamespace(last_hidden_state=self.layer(input_ids).unsqueeze(1))
+
+
+def tokens(n):
+    return {"input_ids": torch.randn(n, 10), "attention_mask": torch.ones(n, 1)}
+"""
+
+LIGHTNING = """
+import lightning.pytorch as pl
+
+def fit(task, batches, **options):
+    torch.manual_seed(0)
+    data = torch.utils.data.DataLoader(batches, batch_size=None)
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet, **options).fit(task, data)
+"""

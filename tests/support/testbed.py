@@ -29,8 +29,11 @@ import bed_fields
 import bed_graphs
 import bed_images
 import bed_last
+import bed_pairs
 import bed_signals
+import bed_strangers
 import bed_texts
+import bed_trainers
 import bed_unseen
 import bed_wild
 from bed import IN, OUT, PRELUDE, Member
@@ -39,6 +42,7 @@ from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
 PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen, bed_fields)
+PAGES += (bed_trainers, bed_pairs, bed_strangers)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
