@@ -51,7 +51,7 @@ def _roads(
             spec = re.sub("(?<=[:,])t=[^,]*,?", "", objective_of(objective, loss)[1]).rstrip(":,")
             by_function.setdefault(spec, []).append(loss)
         elif at_site and (labeled or loss.get("columns") or loss.get("product")):
-            way = None if labeled else (*_way(loss), *([] if loss.get("targets") else [loss.get("columns")]))
+            way = None if labeled else (*_way(loss), bool(loss.get("columns")))
             scales = [f"{x:.6g}" for x in (loss["scale"], *loss["product_scales"])] if loss.get("product") else None
             sites.setdefault((str(loss["form"]), str(scales), way), []).append(loss)
     plain = sites.pop(("infonce", "None", None), [])  # calls that have labels go with others that need --positives

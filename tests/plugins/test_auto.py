@@ -373,6 +373,24 @@ def test_apply_verifies_a_function_with_what_it_computes(tmp_path):
     assert max(differences(done.stderr)) < 1e-5
 
 
+def test_losses_whose_positives_are_in_other_columns_are_one_command(find):
+    """As where an anchor has its own negatives in one loss, and those of the batch in the other."""
+    code = """
+def loss(a, b):
+    x, y = norm(a), norm(b)
+    own = torch.einsum("nd,nkd->nk", x, torch.stack([y, y.roll(1, 0), y.roll(3, 0)], 1))
+    first = -F.log_softmax(own / 0.2, 1)[:, 0].mean()
+    return first - F.log_softmax(x @ y.T / 0.2, 1).diagonal().mean()
+"""
+    script = HARNESS.replace("{code}", code)
+    found = find(script)
+    one, other = (line_of(script, text) for text in ("first =", "return first"))
+    (command,) = found.data["commands"]
+    sites = ["--site", f"toy.py:{one}", "--site", f"toy.py:{other}"]
+    assert command[:9] == ["counterpoint", "inject", "logits", *sites, "--positives", "0,diagonal"]
+    assert "--only" not in command
+
+
 def test_losses_of_one_function_with_different_scales(find, capsys, monkeypatch):
     """Both are in one command, whose scales are measured; one of them alone is refused, unless that is meant."""
     code = """
