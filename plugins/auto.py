@@ -225,6 +225,8 @@ def conclude(
     owns = [spec_of(str(loss["form"]), loss, host_temperature(loss)) for loss in replaced]
     data["own"] = " + ".join(dict.fromkeys(owns)) or None
     print("\n".join(in_words(data)), file=sys.stderr)
+    if commands and "TORCHELASTIC_RUN_ID" in os.environ:
+        print("  For all processes: torchrun ... -m counterpoint.plugins.inject in its place", file=sys.stderr)
     if objective and commands and not apply:
         print(f"  {objective} was not trained: start a command above, or add --apply.", file=sys.stderr)
     if apply and commands:

@@ -101,6 +101,7 @@ def test_keys_that_the_script_gathers(tmp_path):
             end = ["--", "toy.py", kind, f"{kind}.pt"]
             inject = ["-m", "counterpoint.plugins.inject"]
             said = launch(*inject, "auto", "--objective", "hcl:t=0.1,beta=1", *end)
+            assert "For all processes: torchrun ... -m counterpoint.plugins.inject" in said
             (command,) = (line.split()[3:] for line in said.splitlines() if line.startswith("  run "))
             assert "in 5 of them" in launch(*inject, *command[: command.index("--")], *end)
             found, expected = (torch.load(tmp_path / f"{name}.pt") for name in (kind, "edited"))
