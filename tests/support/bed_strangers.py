@@ -189,8 +189,11 @@ MEMBERS: dict[str, Member] = {
     "vip": Member("vip", VIP, [], ""),
     "CLEAR": Member("CLEAR", CLEAR, [("CLEAR.py", IN, 5, "column 0")], ANY),
     **{
-        f"CellContrast{title}": Member("CellContrast", CELLCONTRAST % labels, [("model.py", form, 20, "")], ANY)
-        for title, labels, form in (("", "near", "nca"), (", one neighbour", "torch.eye(12).roll(1, 1)", OUT))
+        f"CellContrast{title}": Member("CellContrast", CELLCONTRAST % labels, losses, ANY if losses else "")
+        for title, labels, losses in (
+            ("", "near", []),  # several positives, pooled and left out of the denominator
+            (", one neighbour", "torch.eye(12).roll(1, 1)", [("model.py", OUT, 20, "")]),
+        )
     },
     "KANO": Member(
         "KANO",
@@ -241,7 +244,7 @@ model.run_one_epoch([(torch.randn(8, 5, 3), torch.randn(8, 5, 3)) for _ in range
                 """
 rebar = load("models/REBAR/REBAR_SSLModel.py", "rebar_model")
 series = nn.Linear(16, 5 * 16)
-train(lambda a, b: rebar.contrastive_loss_imp(series(a).view(12, 5, 16), series(torch.cat([b, a, b])).view(36, 5, 16),
+train(lambda a, b: rebar.contrastive_loss_imp(series(a).view(12, 5, 16), series(torch.cat([b, a + b, b - 2 * a])).view(36, 5, 16),
       torch.arange(12) % 3, tau=0.1, alpha=0.5), modules=[series])
 """,
                 [("REBAR_SSLModel.py", IN, 10, "")] * 2,
@@ -259,7 +262,7 @@ criterion = load("Stage1/loss.py", "lgl_loss").LossFunction()
 train(lambda a, b: criterion(torch.stack([a, b], 1))[0], modules=[criterion])
 """,
         [("loss.py", IN, 10, "half a batch")],
-        ANY,
+        "",
     ),
     "MMSSL": Member(
         "MMSSL",
