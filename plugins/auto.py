@@ -107,11 +107,9 @@ class _Steps:
 
     def _told(self, loss: Finding) -> dict[str, dict[str, Any]]:
         """Return the data that a treatment can name, without items of lists that stay: other batches of an epoch."""
-        return {
-            path: {k: v for k, v in about.items() if k[0] != "_"}
-            for path, about in loss["told"].items()
-            if loss["steps"] < 2 or not re.search(r"\[\d+\]", path) or len(self.values[path]) > 1
-        }
+        told, once = loss["told"], loss["steps"] < 2
+        told = {k: v for k, v in told.items() if once or not re.search(r"\[\d+\]", k) or len(self.values[k]) > 1}
+        return {path: {k: v for k, v in about.items() if k[0] != "_"} for path, about in told.items()}
 
 
 def _find_columns(entry: Finding, finding: Finding) -> None:

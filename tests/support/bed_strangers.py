@@ -244,8 +244,9 @@ model.run_one_epoch([(torch.randn(8, 5, 3), torch.randn(8, 5, 3)) for _ in range
                 """
 rebar = load("models/REBAR/REBAR_SSLModel.py", "rebar_model")
 series = nn.Linear(16, 5 * 16)
-train(lambda a, b: rebar.contrastive_loss_imp(series(a).view(12, 5, 16), series(torch.cat([b, a + b, b - 2 * a])).view(36, 5, 16),
-      torch.arange(12) % 3, tau=0.1, alpha=0.5), modules=[series])
+as_series = lambda *x: series(torch.cat(x)).view(-1, 5, 16)
+train(lambda a, b: rebar.contrastive_loss_imp(as_series(a), as_series(b, a + b, b - 2 * a), torch.arange(12) % 3,
+                                              tau=0.1, alpha=0.5), modules=[series])
 """,
                 [("REBAR_SSLModel.py", IN, 10, "")] * 2,
                 ANY,
