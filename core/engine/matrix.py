@@ -3,7 +3,7 @@
 An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
 log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same
 objective runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks. Torch differentiates
-:class:`MatrixNegatives`, apart from :class:`Product` and :class:`MatrixLogSumExp`.
+:class:`MatrixNegatives`, apart from :class:`Product`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from torch import Tensor
 from .. import checks
 from ..values import Value
 from .distributed import ProcessGroup
-from .mask import LOG2E, Mask, Workspace, with_own_guide
-from .quadratic import multiple_of
+from .mask import Mask, Workspace, with_own_guide
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
 HIGHEST = 80.0
@@ -202,40 +201,6 @@ class Product(torch.autograd.Function):
             return d_left, None, None, None
 
 
-class MatrixLogSumExp(torch.autograd.Function):
-    """Row-wise log-sum-exp of a matrix times a number, block by block, whose product is never a matrix of its own.
-
-    The results are the log-sum-exps, the exponentials, and their sums ``(anchors, 1)``, so that autograd can
-    differentiate the gradient again. Exponents are relative to the largest of their row.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, scale: float, blocks: Sequence[slice], exclude_: Callable[..., None]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        w, parts, sums = torch.empty_like(x, memory_format=torch.contiguous_format), [], []
-        for rows in blocks:
-            y = torch.mul(of_rows(x, rows), scale * LOG2E, out=of_rows(w, rows))
-            exclude_(y, rows)  # with finite values, so that a row without negatives has no NaN
-            top = y.amax(1, keepdim=True)
-            sums.append(y.sub_(top).exp2_().sum(1, keepdim=True))
-            parts.append(sums[-1].log2().add_(top).div_(LOG2E))
-        lse, total = (x[0] if len(x) == 1 else torch.cat(x) for x in (parts, sums))
-        ctx.save_for_backward(w, total)
-        ctx.set_materialize_grads(False)
-        ctx.scale = scale
-        return lse, w, total
-
-    @staticmethod
-    def backward(ctx: Any, d_lse: Tensor | None, dw: Tensor | None, d_total: Tensor | None) -> Any:
-        w, total = ctx.saved_tensors
-        dx = None if d_lse is None else w * (d_lse * ctx.scale / total)
-        for d in (dw, d_total):  # of a second derivative
-            if d is not None:
-                dx = w * d * ctx.scale if dx is None else dx + w * d * ctx.scale
-        return dx, None, None, None
-
-
 class MatrixNegatives(Negatives):
     """Negatives as a matrix of similarities.
 
@@ -298,58 +263,46 @@ class MatrixNegatives(Negatives):
         kept.group = self.group
         return kept
 
-    def masked(self, x: Tensor, value: float, rows: slice = slice(None)) -> Tensor:
+    def masked(self, x: Tensor, value: float) -> Tensor:
         """Return ``x`` with ``value`` where a key is not a negative."""
         if self.drop is not None:
-            return x.masked_fill(of_rows(self.drop, rows), value)
-        return x if self.skip is None else x.scatter(1, of_rows(self.skip, rows), value)
+            return x.masked_fill(self.drop, value)
+        return x if self.skip is None else x.scatter(1, self.skip, value)
 
-    def exclude_(self, x: Tensor, rows: slice = slice(None), value: float | None = None) -> None:
-        """Overwrite ``x`` where a key is not a negative, by default with the smallest number."""
-        value = torch.finfo(x.dtype).min if value is None else value
+    def exclude_(self, x: Tensor, rows: slice = slice(None)) -> None:
+        """Set ``x`` to zero where a key is not a negative."""
         if self.drop is not None:
-            x.masked_fill_(of_rows(self.drop, rows), value)
+            x.masked_fill_(of_rows(self.drop, rows), 0.0)
         elif self.skip is not None:
-            x.scatter_(1, of_rows(self.skip, rows), value)
-
-    def _guided(self, f: Callable[..., Any], per_anchor: tuple[Tensor, ...], guided: bool) -> Any:
-        """Return ``f`` and its further arguments, of which the guide's matrix is the first."""
-        if guided and self.guide is not None:
-            return f, (matrix_of(self.guide.materialized()), *per_anchor)
-        return with_own_guide(f) if guided else f, per_anchor
+            x.scatter_(1, of_rows(self.skip, rows), 0.0)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        f, per_anchor = self._guided(f, per_anchor, guided)
-        traced = checks.traced()
-        simple = not traced and self.log_weight is None and self.scores.device.type == "cpu" and not per_anchor
-        if simple and (multiple := multiple_of(f)) is not None:
-            blocks = [rows for rows, _ in self._blocks()]
-            return MatrixLogSumExp.apply(self.scores, multiple, blocks, self.exclude_)[0]
+        def reduce(x: Tensor) -> Tensor:
+            x = x if self.log_weight is None else x + self.log_weight
+            # of a finite number, so that a row without negatives has no NaN
+            return self.masked(x, torch.finfo(x.dtype).min).logsumexp(1, keepdim=True)
 
-        def reduce(x: Tensor, rows: slice) -> Tensor:
-            if self.log_weight is not None:
-                x = x + of_rows(self.log_weight, rows)
-            if traced:
-                return self.masked(x, -math.inf, rows).logsumexp(1, keepdim=True)
-            return MatrixLogSumExp.apply(x, 1.0, [slice(None)], lambda y, _: self.exclude_(y, rows))[0]  # type: ignore[no-any-return]
-
-        return self._reduce(reduce, f, per_anchor)
+        return self._reduce(reduce, f, per_anchor, guided)
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        f, per_anchor = self._guided(f, per_anchor, guided)
+        def reduce(x: Tensor) -> Tensor:
+            x = x if self.log_weight is None else x * self.log_weight.exp()
+            return self.masked(x, 0.0).sum(1, keepdim=True) / self.count
 
-        def reduce(x: Tensor, rows: slice) -> Tensor:
-            if self.log_weight is not None:
-                x = x * of_rows(self.log_weight, rows).exp()
-            count = of_rows(self.count, rows) if isinstance(self.count, Tensor) else self.count
-            return self.masked(x, 0.0, rows).sum(1, keepdim=True) / count
+        return self._reduce(reduce, f, per_anchor, guided)
 
-        return self._reduce(reduce, f, per_anchor)
+    def _reduce(
+        self, reduce: Callable[[Tensor], Tensor], f: Callable[..., Any], per_anchor: tuple[Tensor, ...], guided: bool
+    ) -> Any:
+        if guided and self.guide is not None:
+            per_anchor = (matrix_of(self.guide.materialized()), *per_anchor)
+        elif guided:
+            f = with_own_guide(f)
+        results = f(self.scores, *per_anchor)
+        return tuple(map(reduce, results)) if isinstance(results, tuple) else reduce(results)
 
     def max(self) -> Tensor:
-        return self._reduce(  # type: ignore[no-any-return]
-            lambda x, rows: self.masked(x, -math.inf, rows).amax(1, keepdim=True), lambda s: s, ()
-        )
+        return self.masked(self.scores, -math.inf).amax(1, keepdim=True)
 
     def min(self) -> Tensor:
         return -MatrixNegatives(-self.scores, self.skip, self.drop).max()
@@ -363,14 +316,14 @@ class MatrixNegatives(Negatives):
             x = torch.sub(block.detach(), of_rows(top, rows), out=workspace("x", block.shape))
             buffer = workspace("w", block.shape)
             if flat and self.log_weight is None:  # the moments of all negatives need no exponentials
-                self.exclude_(x, rows, 0.0)
+                self.exclude_(x, rows)
                 count = of_rows(self.count, rows) if isinstance(self.count, Tensor) else self.count
                 w, found = x, [torch.ones_like(top[: len(x)]) * count, x.sum(1, keepdim=True)]
             else:
                 w = torch.mul(x, of_rows(b, rows), out=buffer).clamp_(min=LOWEST).exp_()
                 if self.log_weight is not None:
                     w.mul_(of_rows(self.log_weight, rows).exp())
-                self.exclude_(w, rows, 0.0)
+                self.exclude_(w, rows)
                 found = [w.sum(1, keepdim=True)]
             while len(found) <= order:
                 w = torch.mul(w, x, out=buffer)
@@ -393,7 +346,7 @@ class MatrixNegatives(Negatives):
             w.mul_(b[rows].detach()).clamp_(min=LOWEST).exp_()
             if self.log_weight is not None:
                 w.mul_(self.log_weight[rows].exp())
-            self.exclude_(w, rows, 0.0)
+            self.exclude_(w, rows)
             totals.append(w.sum(1, keepdim=True))
             w.div_(totals[-1])
         return (torch.cat(totals) / self.count).log(), weights
@@ -414,21 +367,6 @@ class MatrixNegatives(Negatives):
         for block in self.scores.split(max(1, size // max(self.scores.shape[1], 1))):
             yield slice(start, start + len(block)), block
             start += len(block)
-
-    def _reduce(
-        self, reduce: Callable[[Tensor, slice], Tensor], f: Callable[..., Any], per_anchor: tuple[Tensor, ...]
-    ) -> Any:
-        parts: list[tuple[Tensor, ...]] = []
-        single = True
-        for rows, block in self._blocks():
-            if not parts and rows.start is not None:
-                with torch.no_grad():
-                    checks.require_elementwise(f(block[:1], *(p[:1] for p in per_anchor)), block[:1])
-            results = f(block, *[of_rows(p, rows) for p in per_anchor])
-            single = not isinstance(results, tuple)
-            parts.append(tuple(reduce(x, rows) for x in ((results,) if single else results)))
-        columns = tuple(p[0] if len(p) == 1 else torch.cat(p) for p in zip(*parts, strict=True))
-        return columns[0] if single else columns
 
 
 def of_rows(x: Tensor, rows: slice) -> Tensor:

@@ -71,8 +71,8 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
             torch.sub(x, low, out=w).gt_(0)
             if part.log_weight is not None:
                 w.mul_(part.log_weight.exp())
-            part.exclude_(w, value=0.0)
-            part.exclude_(x, value=0.0)  # where it may be infinite
+            part.exclude_(w)
+            part.exclude_(x)  # where it may be infinite
             total = w.sum(1, keepdim=True)
             mean = (w * x).sum(1, keepdim=True) / total
             tilt = x.sub_(mean) * w
@@ -84,7 +84,7 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
             # 2. the value, and its slope by the bound
             value, slope = top + mean + variance * rate, torch.where(flat, 0.0, total / part.count / rate / 2)
             if ties is not None:  # they share the weight evenly, as they share the gradient of a maximum
-                part.exclude_(ties, value=0.0)
+                part.exclude_(ties)
                 w.copy_(torch.where(reached, ties / ties.sum(1, keepdim=True), w))
                 value, slope = torch.where(reached, top, value), slope.masked_fill(reached, 0.0)
             results.append((value, slope, top, low, reached))
@@ -167,7 +167,7 @@ def _threshold(
 
             return neg.mean(distances, top, low)  # type: ignore[no-any-return]
         torch.sub(x, low, out=work)
-        matrix.exclude_(work.relu_() if above else work, value=0.0)
+        matrix.exclude_(work.relu_() if above else work)
         sums = [work.sum(1, keepdim=True), work.square_().sum(1, keepdim=True)]
         if above:
             sums.append(work.gt_(0).sum(1, keepdim=True))
