@@ -204,10 +204,10 @@ class Once(torch.autograd.Function):
         raise NotImplementedError(NO_DERIVATIVE.format("forward-mode derivative"))
 
 
-def refuse_second_derivative(message: str = NO_DERIVATIVE.format("second derivative (create_graph=True)")) -> None:
+def refuse_second_derivative() -> None:
     """Raise in the backward pass of a custom function that is to be differentiated again."""
     if torch.is_grad_enabled():
-        raise RuntimeError(message)
+        raise RuntimeError(NO_DERIVATIVE.format("second derivative (create_graph=True)"))
 
 
 def leaves_of(x: Tensor, ends: Collection[Any] = ()) -> list[Tensor]:

@@ -23,7 +23,6 @@ class Cell(TypedDict):
 
 
 ORACLE = "oracle"  # rows that know the fault begin so
-PLAIN = "InfoNCE"
 EFFECTS = ("helps", "hurts", "does nothing", "cannot tell")
 
 

@@ -110,34 +110,6 @@ class Quadratic:
         return getattr(args[0], name if name in ("square", "relu", "detach") else f"__{name}__")(*args[1:])
 
 
-class _Multiple:
-    """A number times the similarity, which numbers multiply and divide.
-
-    In a small batch, a :class:`Quadratic` of a longer function takes as long as several operations.
-    """
-
-    def __init__(self, factor: float) -> None:
-        self.factor = factor
-
-    def __mul__(self, other: float) -> _Multiple:
-        if not isinstance(other, (int, float)):
-            raise TypeError("not a number")
-        return _Multiple(self.factor * other)
-
-    def __truediv__(self, other: float) -> _Multiple:
-        return self * (1 / other)
-
-    __rmul__ = __mul__
-
-
-def multiple_of(f: Callable[..., Any]) -> float | None:
-    """Return the number that ``f`` multiplies similarities by, or None if it is another function."""
-    try:
-        return f(_Multiple(1.0)).factor  # type: ignore[no-any-return]
-    except Exception:  # see Quadratics.of
-        return None
-
-
 def is_zero(x: Value) -> bool:
     """Return whether ``x`` is known to be zero without synchronizing."""
     return not isinstance(x, Tensor) and x == 0
@@ -318,3 +290,13 @@ class Quadratics:
                 dx = dx.mul_(d0 if is_zero(d1) else torch.mul(s, d1, out=workspace("slope", s.shape)).add_(d0))
             ds = dx if ds is None else ds.add_(dx)
         return ds, d_tensors
+
+
+def multiple_of(f: Callable[..., Any]) -> float | None:
+    """Return the number that ``f`` multiplies similarities by, or None if it is another function."""
+    functions, constants = Quadratics.of(f, (), 0, torch.float32) or (None, [])
+    if functions is None or functions.number > 1 or functions.after:
+        return None
+    ((factor, square),), (slope,) = functions.values, functions.slopes
+    is_multiple = isinstance(factor, float) and [*constants, square, *slope] == [0.0, 0.0, factor, 0.0]
+    return factor if is_multiple else None  # type: ignore[return-value]

@@ -173,7 +173,11 @@ def weighted_sums(
         return log_total if trained else log_total.detach()
 
     log_sum, log_total = scores.neg.logsumexp(sums)
-    if not _may_cancel(log_total, scores):
+    if scores.neg.group is None and checks.wanted(log_total):
+        may_cancel = not bool((log_total.detach().abs() <= SMALL).all())
+    else:  # where values cannot be read, or processes must agree
+        may_cancel = scores.bound is None
+    if not may_cancel:
         return log_sum, constant(log_total), 0.0
     lowest = torch.finfo(log_total.dtype).min / 4
     shift = log_total.detach().clamp(min=lowest)
@@ -185,13 +189,6 @@ def weighted_sums(
 
     log_sum, log_total = scores.neg.logsumexp(shifted, shift)
     return log_sum, constant(log_total), shift
-
-
-def _may_cancel(log_total: Tensor, scores: Scores) -> bool:
-    """Return whether log-weights are too large to add similarities to them, or may be if values cannot be read."""
-    if scores.neg.group is None and checks.wanted(log_total):
-        return not bool((log_total.detach().abs() <= SMALL).all())
-    return scores.bound is None
 
 
 def pooled(x: Tensor, neg: Negatives) -> Tensor:
