@@ -77,10 +77,9 @@ class JoinedNegatives(Negatives):
             part.set_guide(by)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        def of_part(part: Negatives) -> Any:
-            return part.logsumexp(f, *per_anchor, guided=guided)
-
-        return self._over_parts(of_part, lambda x: x.logsumexp(1, keepdim=True))
+        return self._over_parts(
+            lambda part: part.logsumexp(f, *per_anchor, guided=guided), lambda x: x.logsumexp(1, keepdim=True)
+        )
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         counts = self.counts  # ahead of the means

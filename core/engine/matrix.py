@@ -298,6 +298,9 @@ class MatrixNegatives(Negatives):
             per_anchor = (matrix_of(self.guide.materialized()), *per_anchor)
         elif guided:
             f = with_own_guide(f)
+        if self.scores.numel() > BLOCK and self.scores.device.type == "cpu" and not checks.compiling():
+            with torch.no_grad():  # an error that tiles would raise
+                checks.require_elementwise(f(self.scores[:1], *(x[:1] for x in per_anchor)), self.scores[:1])
         results = f(self.scores, *per_anchor)
         return tuple(map(reduce, results)) if isinstance(results, tuple) else reduce(results)
 
