@@ -294,7 +294,7 @@ def cell(content: str) -> str:
 
 def in_the_atlas(name: str) -> str:
     """How many cells of the atlas an objective gains and loses in, of those where it is not told the fault."""
-    some = [one for one in evidence.cells(objective=name) if one["row"] != evidence.PLAIN and not evidence.knows(one)]
+    some = [one for one in evidence.cells(objective=name) if one["row"] != "InfoNCE" and not evidence.knows(one)]
     groups = evidence.by_effect(some)
     return f"+{len(groups['helps'])}, -{len(groups['hurts'])} of {len(some)}" if some and name != "infonce" else ""
 
