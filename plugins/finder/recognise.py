@@ -119,7 +119,7 @@ def exact_sums(x: Tensor, gradient: Tensor, positives: Tensor, dtype: torch.dtyp
     weight = factor * (p * positives).sum(-1, keepdim=True) - (gradient * positives).sum(-1, keepdim=True)
     eps = torch.finfo(dtype).eps
     most = torch.expm1(eps / 2 * x.logsumexp(-1, keepdim=True).abs()) + 4 * eps
-    rounded = (factor - weight).abs() <= most * weight.abs()  # False where there is no negative
+    rounded = (factor - weight).abs() <= most * weight.abs()  # no row without negatives
     return gradient - torch.where(rounded, factor - weight, 0.0) * p * (positives | (gradient != 0))
 
 

@@ -97,7 +97,7 @@ class Toy(nn.Module):
 torch.manual_seed(0)
 toy = Toy()
 toy.encoder_opt = torch.optim.SGD(toy.net.parameters(), 1e-3)
-toy.__dict__["module"] = toy  # as DataParallel has it
+toy.__dict__["module"] = toy  # DataParallel names the model it holds so
 for step in range(6):
     trainer.update(toy, (torch.rand(12, 5, 3, 4, 4), -torch.ones(12)), step)
 """
