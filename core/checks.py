@@ -77,7 +77,8 @@ def require_tensor(value: object, what: str) -> Tensor:
     if not isinstance(value, Tensor):
         texts = (several := isinstance(value, (list, tuple))) and any(isinstance(item, str) for item in value)
         hint = ": number its texts, those of the whole data set, {text: i for i, text in enumerate(texts)}" * texts
-        hint = hint or (": torch.tensor(...)" if several else f"; for all, HCL(prior={value})" * (what == "prior"))
+        given = what if what.isidentifier() else "..."
+        hint = hint or (f": torch.tensor({given})" if several else f"; for all, HCL(prior={value})" * (what == "prior"))
         hint = ": torch.from_numpy(...)" if type(value).__module__ == "numpy" else hint
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}{hint}.")
     if hasattr(value, "device_mesh"):

@@ -48,12 +48,11 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def complete(name: str | Path) -> Iterator[None]:
     """Refuse a model of which weights are missing, which transformers draws at random. No pooling needs a pooler's."""
-    reader, told = stdlib.getLogger("transformers.modeling_utils"), stdlib.Handler()
-    missing: list[str] = []
+    reader, told, missing = stdlib.getLogger("transformers.modeling_utils"), stdlib.Handler(), list[str]()
+    level = reader.level
     told.emit = lambda record: missing.extend(  # type: ignore[method-assign]
         re.findall(r"^(?!.*pooler)(\w[^|]*\S)\s*\|.*MISSING", record.getMessage(), re.M)
     )
-    level = reader.level
     reader.addHandler(told)
     reader.setLevel(stdlib.WARNING)
     try:

@@ -41,8 +41,8 @@ BASE = "sparse.SparseMultipleNegativesRankingLoss(model)"
 LOSSES = {  # calls in two steps, precision
     f"sparse.SpladeLoss(model, {BASE}, {WEIGHTS})": (2, 1e-10),
     f"sparse.CachedSpladeLoss(model, {BASE}, {WEIGHTS}, mini_batch_size=4)": (2, 1e-10),
-    "multi.MultiVectorMultipleNegativesRankingLoss(model)": (2, 1e-6),
-    "multi.CachedMultiVectorMultipleNegativesRankingLoss(model, mini_batch_size=4)": (4, 1e-6),
+    "multi.MultiVectorMultipleNegativesRankingLoss(model)": (2, 3e-6),
+    "multi.CachedMultiVectorMultipleNegativesRankingLoss(model, mini_batch_size=4)": (4, 3e-6),
     "cross.MultipleNegativesRankingLoss(model)": (2, 1e-10),
     "cross.CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)": (2, 1e-10),
 }
