@@ -158,7 +158,8 @@ class _Pairs:
         for matrix in (each for each in gradients if not each.single):
             site, n = self.apart[matrix.site], len(matrix.values)
             several = [each for each in todo if each.site == site and n % len(each.values) == 0]
-            positives = min(several, key=lambda each: not self._are_keys(each, matrix), default=None)
+            apart = len(several) > 1  # a comparison with all keys is for these alone
+            positives = min(several, key=lambda each: apart and not self._are_keys(each, matrix), default=None)
             if positives is None:
                 raise SeamError(f"{matrix.where}: {site.text} has no positive for each of its {n} rows")
             todo.remove(positives)
@@ -213,8 +214,7 @@ class _Pair(Embeddings):
             raise TypeError(f"{self.precision} does not tell which keys are the positives; multiply in float32")
         equal &= "duplicates" not in loss_fn.told  # which finds, and counts, them by itself
         logits = x.masked_fill(equal | ~self.mask, -torch.inf).scatter(1, columns, pos.unsqueeze(1))
-        labels = columns.squeeze(1).masked_fill(~self.rows, -100)
-        return Call([logits, labels], {**self._told(loss_fn)}, "from_logits")
+        return Call([logits, columns.squeeze(1).masked_fill(~self.rows, -100)], {**self._told(loss_fn)}, "from_logits")
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
         """See :meth:`Replaced.proved`. The gradient of a positive that is among the keys again is moved to itself."""
