@@ -104,7 +104,10 @@ def spread(values: Tensor, columns: Tensor, counted: Tensor, keys: int, what: st
     """
     anchors = len(columns)
     if is_part(values, keys):
-        values = gather(values)
+        every = gather(values)
+        own = {2 * len(values): values.repeat(2), len(values): values, keys: every}.get(anchors, every[columns])
+        fits_all = torch.equal(every[columns][counted], own[counted])  # else its own keys are as many as all samples
+        values = every if bool(gather(values.new_tensor([fits_all])).all()) else values
     if 2 * len(values) == anchors:
         both = [values.repeat(2), values.repeat_interleave(2)]
         fits = [two for two in both if keys != anchors or torch.equal(two[columns][counted], two[counted])]

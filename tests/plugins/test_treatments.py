@@ -206,6 +206,14 @@ def _gathered(rank, file):
     assert (logits.grad == 0).tolist() == ([[False] * 3 + [True], [False] * 4], [[False] * 4, [True] + [False] * 3])[
         rank
     ]
+    ids = torch.tensor([[3, 4], [4, 3]])[rank]
+    for masked, columns in ((0, torch.arange(2)), (4, torch.arange(4).roll(2))):  # keys, as many, of one process alone
+        s = torch.zeros(len(columns), 4, requires_grad=True)
+        own_entries = torch.eye(len(columns), 4).bool() & bool(masked)
+        cp.treatment("infonce:t=1; ids=y").from_logits(
+            s.masked_fill(own_entries, -torch.inf), columns, ids=ids
+        ).backward()
+        assert int((s.grad == 0).sum()) == masked
     g = torch.Generator().manual_seed(0)
     z1, z2 = torch.randn(2, 4, 8, generator=g, dtype=torch.float64)
     z2[3], y, own = z2[0], torch.tensor([0, 1, 1, 2]), slice(2 * rank, 2 * rank + 2)
