@@ -214,7 +214,8 @@ class Seam:
         """Look up the paths of a treatment among the ``names`` at the loss; a wrong one fails in the first step."""
         if self.spec == OWN_LOSS or not (treatment := self._treatment).paths:
             return {}
-        return treatment.look_up(names(), SeamError)
+        found = treatment.look_up(names(), SeamError)
+        return {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}  # a buffer may change
 
     def counts(self) -> Iterator[dict[str, float]]:
         """Yield how many keys the treatments have excluded per anchor, and the share of anchors without negatives."""

@@ -67,6 +67,15 @@ def test_ids_of_many_kinds(train, words, ids):
     assert words is AT_FUNCTION or "left out 1 keys on average" in said
 
 
+@pytest.mark.parametrize("words", [AT_LOGITS, AT_FUNCTION], ids=["logits", "function"])
+def test_ids_of_the_next_batch_in_the_same_buffer(train, words):
+    """A loader may fill it between a loss and its backward pass; then all samples would be one."""
+    script = SCRIPT.replace(", {ids}).backward()", ", ids := y.clone()) * (1 + 0 * len(ids.zero_()))).backward()")
+    code, said = train(words, "", script=script.replace("    loss(a, b", "    (loss(a, b"))
+    assert code == 0, said
+    assert words is AT_FUNCTION or "left out 1 keys on average" in said
+
+
 def test_ids_that_change_nothing_are_said(train):
     code, said = train(AT_LOGITS, "torch.arange(8)")
     assert (code, "left out 0 keys on average: it did nothing" in said) == (0, True), said
