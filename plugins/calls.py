@@ -87,8 +87,7 @@ class Calls:
             return None
         biased = how.get("flipped") is not None
         seen = x if not biased else torch.where(how["flipped"], -x, x)
-        scale = self.scales.at(frame, where, seen, biased)
-        if scale is None:
+        if (scale := self.scales.at(frame, where, seen, biased)) is None:
             self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
             return None
         options = {"scale": scale, **how.pop("options", {})}
@@ -164,8 +163,7 @@ def _labeled(
         own = "infonce:t=host" if targets is not None or not several else "supcon:t=host"
         if log_softmaxes is None:
             positives = positives if targets is None else columns_of(targets, **options)
-            how = {"keys": keys, "options": options, "targets": targets}
-            call = calls.logits(site, frame, where, input, positives, own, **how)
+            call = calls.logits(site, frame, where, input, positives, own, keys=keys, options=options, targets=targets)
             if call is not None:
                 return call.returned(original(call(input), *args, **kwargs))
             return original(input, *args, **kwargs)
@@ -176,8 +174,7 @@ def _labeled(
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
             )
         call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
-        replaces = call is not None and call.learned and calls.seam.spec != OWN_LOSS
-        if replaces and uses_scale(calls.seam.objective(site, own)):
+        if call and call.learned and calls.seam.spec != OWN_LOSS and uses_scale(calls.seam.objective(site, own)):
             raise SeamError(
                 f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
                 "as F.cross_entropy of the logits"
@@ -234,9 +231,8 @@ def _unlabeled(
         if calls.seam.options.get("way") == "columns":
             how["keys"] = -2
         positives, how["targets"] = positives_of(text, frame, input.movedim(how["keys"], -1))
-        how["deduced"] = positives is None
+        how |= {"deduced": positives is None, "apart": known and name == "logsumexp"}
         own = "infonce:t=host"
-        how["apart"] = known and name == "logsumexp"
         if name == _BINARY:
             if world_size() > 1:
                 raise SeamError(
@@ -256,8 +252,7 @@ def _unlabeled(
             return original(logits(input), *args, **kwargs)
         given = input
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
-        base = input._base
-        if base is not None and base.dim() == 2 and base.data_ptr() == input.data_ptr():
+        if (base := input._base) is not None and base.dim() == 2 and base.data_ptr() == input.data_ptr():
             turned = base.shape == input.mT.shape and base.stride() == input.mT.stride()
             logits.keys = {-1: -2, -2: -1}[logits.keys] if turned else logits.keys
             input = base if turned or base.shape == input.shape else input

@@ -22,7 +22,7 @@ from .finder.watch import Watch
 from .host import OWN_LOSS, Seam, SeamError
 from .sites import CHANGING, named
 
-CALLS = 3  # of each line to measure
+CALLS, AGAIN = 3, 100  # of each line to measure, and of so many then one
 ROUNDED = 0.01  # a scale that the user rounds, 14.3 for one over 0.07, differs by less
 WHAT = "what similarities are multiplied by, usually one over the temperature, 20 for 0.05"
 NAME = "the name that it has there, as in --scale self.logit_scale.exp"
@@ -43,6 +43,7 @@ class Scales:
         self.option = option = None if self.changes else option
         self.number = None if option is None else as_number(option)
         self.measured: dict[str, list[Finding | None]] = {}
+        self.calls: dict[str, int] = {}
         self.watch: Watch | None = None
         self.start()
         seam.at_end.append(self.stop)
@@ -58,19 +59,25 @@ class Scales:
     def at(self, frame: FrameType, where: str, logits: Tensor, biased: bool = False) -> float | Tensor | None:
         """Return the scale of ``logits``, which ``frame`` passes on at ``where``; None before it could be measured."""
         findings = self.measured.setdefault(where, []) if logits.requires_grad else self.measured.get(where, [])
-        measures = self.watch is not None and logits.requires_grad and len(findings) < CALLS
-        if measures:
+        if logits.requires_grad and torch._C._current_graph_task_id() < 0:  # not again, for a checkpoint
+            self.calls[where] = n = self.calls.get(where, 0) + 1
+            if n % AGAIN == 10 and self.seam.spec != OWN_LOSS and len(findings) == CALLS and findings[0] and not biased:
+                findings.pop()
+        missing = logits.requires_grad and len(findings) < CALLS
+        if measures := missing and self.watch is not None:
             assert self.watch is not None
             findings[:] = [*([] if self.changes else findings), None]
             with suppress(RuntimeError):  # the script must not fail where only the measurement does
                 findings[-1] = scale_of(self.watch, logits, biased)
-        elif logits.requires_grad and not findings and torch.overrides._get_current_function_mode() is None:
+            if not findings[-1] and len(findings) == CALLS and findings[0]:  # multiplied before it was watched
+                measures = bool(findings.pop())
+        elif missing and torch.overrides._get_current_function_mode() is None:
             self.start()  # for the next call: the products of this one were not watched
-        scale: float | Tensor | None
+        scale: float | Tensor | None = self.number
         if self.option is None:
             scale = self._inferred(findings, frame, where)
-        else:
-            scale = named(self.option, frame, **{CHANGING: ()}) if self.number is None else self.number
+        elif scale is None:
+            scale = named(self.option, frame, **{CHANGING: ()})
         if measures and scale is not None:
             self._check(findings, scale, logits, where)
         if self.measured and all(len(x) >= CALLS for x in self.measured.values()):

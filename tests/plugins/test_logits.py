@@ -314,6 +314,18 @@ def test_a_scale_that_changes(launch):
     assert (misspelt.code, "Did you mean 'changing'?" in misspelt.err) == (2, True), misspelt.err
 
 
+@pytest.mark.parametrize("words", [(), ("--scale", "10")])
+def test_a_scale_that_changes_later(launch, words):
+    """As from epoch to epoch: cross entropy is the same for every scale, so that only measuring tells."""
+    script = SCRIPT.replace("range(3)", "range(30)").replace("b.T / 0.1, ", "b.T / (0.1 if _ < 5 else 0.2), ")
+    found = launch("--site", "toy.py:14", *words, "--objective", "hcl:t=0.1", script=script)
+    assert (found.code, "the scale at toy.py:14 changes from 10 to 5" in found.err) == (2, True), found.err
+    loss = "s = a @ b.T / 0.1; loss = criterion(s, torch.arange(5)) + criterion(s.T, torch.arange(5))"
+    script = SCRIPT.replace("range(3)", "range(30)").replace("loss = criterion(a @ b.T / 0.1, torch.arange(5))", loss)
+    found = launch("--site", "toy.py:14", *words, "--objective", "hcl:t=0.1", script=script)
+    assert (found.code, "cosines times 10, constant, measured in 3 calls" in found.err) == (0, True), found.err
+
+
 def test_products_are_released_though_no_backward_is_called(launch):
     """A scale that changes is measured in every call, so that embeddings of all steps would stay in memory."""
     script = SCRIPT.replace("import torch\n", "import torch, weakref\n").replace("seed(0)", "seed(0); older = []")
@@ -667,6 +679,12 @@ def test_binary_logits(launch, words):
     assert ours.losses == [pytest.approx(line, rel=1e-5) for line in own.losses]
     other = launch(*site, "--objective", "hcl:t=0.1", script=script)
     assert (other.code, other.losses[2][0] != pytest.approx(own.losses[2][0], rel=1e-3)) == (0, True)
+    learned = script.replace("shift = -2; ", "").replace("range(3)", "range(14)")
+    learned = learned.replace("optimiser = ", "shift = torch.nn.Parameter(torch.tensor(-2.0)); optimiser = ")
+    learned = learned.replace("[*encoder", "[shift, *encoder")
+    if "-2" not in words:
+        found = launch(*site, "--objective", "siglip:t=host,b=host", script=learned)
+        assert (found.code, proof(found.err)[0]) == (0, 14), found.err
 
 
 def test_binary_logits_that_are_not_what_you_say(launch):
