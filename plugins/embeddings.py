@@ -104,9 +104,9 @@ class Embeddings(Replaced):
         return nodes
 
     def _takes_all_of(self, loss: Tensor) -> bool:
-        """Return whether the loss brings a gradient to these tensors alone, and to no parameter."""
-        others = (node for node in self._graph(loss) if getattr(node, "call", None) is not self)
-        return all(any(each is not None for each, _ in node.next_functions) for node in others)
+        """Return whether the loss, a number, brings a gradient to these tensors alone, and to no parameter."""
+        others = [node.next_functions for node in self._graph(loss) if getattr(node, "call", None) is not self]
+        return bool(loss.isfinite()) and all(any(each is not None for each, _ in above) for above in others)
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
         return self._called(tensors, loss_fn).report(loss_fn)

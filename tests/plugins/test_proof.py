@@ -83,6 +83,15 @@ def test_the_backward_pass_of_the_host_is_left_out_where_it_is_not_compared(stea
     assert len(passes) == steady.proofs - proofs <= 6
 
 
+def test_a_step_that_a_script_drops_does_not_end_the_training(steady):
+    """As those with NaN in the data, for which a script or a GradScaler looks at the gradient."""
+    for _ in range(20):
+        a, b = (torch.full((B, 8), torch.nan, dtype=torch.double).requires_grad_() for _ in range(2))
+        call = Embeddings(steady, "nt_xent", "infonce:t=0.1", lambda *z: Call(z, ONE_WAY))
+        call.returned(nt_xent(*call(a, b))).backward()
+        assert a.grad.isnan().any()
+
+
 def test_what_else_a_function_learns_keeps_its_gradient(steady):
     bias = torch.tensor(2.0, dtype=torch.double, requires_grad=True)
     for _ in range(40):
