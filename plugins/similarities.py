@@ -124,8 +124,7 @@ class _Pairs:
         of_rows = not node.name().startswith("Sum") or node.next_functions[0][0].name() in _ELEMENTWISE
         if site is None or (single and not of_rows):  # but a sum of a row's exponentials
             return
-        where = place(frame)
-        seen = _Seen(site, where, out)
+        seen = _Seen(site, where := place(frame), out)
         if not single:
             self.calls.seam.saw(where, f"logits {tuple(out.shape)}", replaced=True)
             seen.told = self.calls.seam.told(lambda: names_at(frame))
@@ -141,12 +140,13 @@ class _Pairs:
         """Find the gradients that replace those of the products, then differentiate as usual."""
         roots, weights = ([x] if isinstance(x, Tensor) else x for x in (tensors, grad_tensors))
         if self.seen and all(root.requires_grad for root in roots):
-            for each in self.seen:
+            seen = {**self.seen}  # a checkpoint multiplies again
+            for each in seen:
                 each.waits = False
             with same_grad(self.retained):
-                found = torch.autograd.grad(roots, [*self.seen.values()], weights, retain_graph=True, allow_unused=True)
-            gradients = {each: g.detach() for each, g in zip(self.seen, found, strict=True) if g is not None}
-            self.seen = {each: edge for each, edge in self.seen.items() if each not in gradients}
+                found = torch.autograd.grad(roots, [*seen.values()], weights, retain_graph=True, allow_unused=True)
+            gradients = {each: g.detach() for each, g in zip(seen, found, strict=True) if g is not None}
+            self.seen = {each: edge for each, edge in seen.items() if each not in gradients}
             for each in self.seen:
                 each.waits = True
             self._replace(gradients)
@@ -163,13 +163,10 @@ class _Pairs:
             if positives is None:
                 raise SeamError(f"{matrix.where}: {site.text} has no positive for each of its {n} rows")
             todo.remove(positives)
-            both = positives, matrix
-            dtype = max((each.dtype for each in both), key=ROUNDING.__getitem__)
+            dtype = max(positives.dtype, matrix.dtype, key=ROUNDING.__getitem__)
+            g, values = [gradients[positives], gradients[matrix]], [positives.values, matrix.values]
             with torch.no_grad():
-                pair = _Pair(self, matrix)
-                found = pair.gradients(dtype, [gradients[each] for each in both], [each.values for each in both])
-            for each, new in zip(both, found, strict=True):
-                each.found = new
+                positives.found, matrix.found = _Pair(self, matrix).gradients(dtype, g, values)
 
     def _are_keys(self, positives: _Seen, matrix: _Seen) -> bool:
         """Whether the positives are in the matrix, too: other losses may call the function that multiplies them."""
@@ -240,8 +237,7 @@ class _Pair(Embeddings):
             tried.append((used & ~again, [moved, g[1].masked_fill(again, 0.0)]))
         fits = []
         for self.mask, each in tried:
-            fits.append(self.fit(each, tensors, dtype))
-        best = min(range(len(tried)), key=lambda i: fits[i][1])
-        self.mask, (weight, error, allowed) = tried[best][0], fits[best]
+            fits.append((self.mask, *self.fit(each, tensors, dtype)))
+        self.mask, weight, error, allowed = min(fits, key=lambda fit: fit[2])
         self.conclude(error, dtype, allowed)
         return lambda loss_fn: [weight * each for each in self._gradients(loss_fn, tensors)[1]]

@@ -706,6 +706,33 @@ def test_anchors_that_do_not_count_are_said(launch):
     assert "toy.py:8, anchors: those without a gradient in its own loss do not count" in found.err
 
 
+CHECKPOINTED = """
+import torch
+from torch.nn.functional import normalize
+from torch.utils.checkpoint import checkpoint
+
+
+def loss(a, b):
+    x, y = normalize(a), normalize(b)
+    pos = torch.exp((x * y).sum(-1) / 0.5)
+    return -torch.log(pos / torch.exp(x @ y.T / 0.5).sum(-1)).mean()
+
+
+torch.manual_seed(0)
+a, b = (torch.randn(12, 5).double().requires_grad_() for _ in range(2))
+checkpoint(loss, a, b, use_reentrant=False).backward()
+print(*a.grad.flatten().tolist())
+"""
+
+
+def test_products_that_a_checkpoint_computes_again(launch):
+    words = ("logits", "--product", "toy.py:10,9", "--own", "infonce:t=0.5", "--objective", "hcl:t=0.5")
+    found = launch(CHECKPOINTED, *words)
+    assert found.code == 0, found.err
+    again = launch(CHECKPOINTED.replace("checkpoint(loss, a, b, use_reentrant=False)", "loss(a, b)"), *words)
+    assert [float(x) for x in found.out.split()] == pytest.approx([float(x) for x in again.out.split()])
+
+
 SCRIPTED = """
 import torch
 
