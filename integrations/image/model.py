@@ -58,7 +58,8 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
         return nn.Sequential(*(Conv2dNormActivation(*pair, stride=2) for pair in widths), nn.AdaptiveAvgPool2d(1))
     if name == "resnet8":  # the least of the CIFAR family of He et al. 2016
         stages = (channels, channels, 2 * channels, 4 * channels)
-        blocks = (BasicBlock(a, b, b // a, _shortcut(a, b)) for a, b in pairwise(stages))
+        shrink = partial(Conv2dNormActivation, kernel_size=1, stride=2, activation_layer=None)
+        blocks = (BasicBlock(a, b, b // a, shrink(a, b) if a < b else None) for a, b in pairwise(stages))
         return nn.Sequential(Conv2dNormActivation(3, channels), *blocks, nn.AdaptiveAvgPool2d(1))
     check_backbone(name)
     network: nn.Module = models.get_model(name, weights=None)
@@ -69,10 +70,6 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
     return network
-
-
-def _shortcut(a: int, b: int) -> nn.Module | None:
-    return None if a == b else Conv2dNormActivation(a, b, 1, 2, activation_layer=None)
 
 
 class Method(nn.Module):
