@@ -25,8 +25,8 @@ def numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> Te
     if not isinstance(values, Tensor):
         listed = isinstance(values, Collection) and not isinstance(values, (str, bytes, Mapping, Set))
         if not listed or not all(isinstance(value, (str, bytes, Integral)) for value in values):
-            expected = "a tensor, or a list of texts or whole numbers"
-            raise TypeError(f"treatment: expected {expected}, got {type(values).__name__}.")
+            got = type(values).__name__
+            raise TypeError(f"treatment: expected a tensor, or a list of texts or whole numbers, got {got}.")
         texts = (repr(value).encode() for value in values)
         return torch.tensor([int.from_bytes(blake2b(x, digest_size=8).digest(), "little", signed=True) for x in texts])
     if values.dim() < (2 if values.is_floating_point() else 1):
@@ -119,7 +119,10 @@ def spread(values: Tensor, columns: Tensor, counted: Tensor, keys: int, what: st
     if len(values) != anchors:
         raise ValueError(f"{what}: expected one value for each of {anchors} anchors or {keys} keys, got {len(values)}.")
     groups = torch.unique(values, return_inverse=True)[1]
-    return (anchors + torch.arange(keys, device=values.device)).scatter(0, columns[counted], groups[counted])
+    number = (anchors + torch.arange(keys, device=values.device)).scatter(0, columns[counted], groups[counted])
+    if not torch.equal(number[columns[counted]], groups[counted]):
+        raise ValueError(f"{what}: anchors with one positive have several values: expected one per key, {keys} in all.")
+    return number
 
 
 def positives_of(s: Tensor, labels: Tensor | None, ignore_index: int) -> Tensor:

@@ -88,6 +88,15 @@ def test_looks_up_names_attributes_and_items_and_nothing_else():
             cp.treatment(f"hcl; ids={path}").look_up(names)
 
 
+def test_ids_of_anchors_whose_logits_are_those_of_several_groups():
+    """Column 0 is another key in each half."""
+    told, columns = cp.treatment("infonce:t=1; ids=y"), torch.arange(3).repeat(2)
+    with pytest.raises(ValueError, match="have several values: expected one per key, 3 in all"):
+        told.from_logits(LOGITS[:, :3], columns, ids=torch.arange(6))
+    same = told.from_logits(LOGITS[:, :3], columns, ids=columns // 2)
+    torch.testing.assert_close(same, told.from_logits(LOGITS[:, :3], columns, ids=torch.tensor([0, 0, 1])))
+
+
 @pytest.mark.parametrize("mask", [-torch.inf, -1e9])
 def test_keys_that_all_anchors_leave_out_do_not_make_the_others_equal(mask):
     padded = torch.cat([LOGITS, torch.full((6, 2), mask, dtype=torch.float64)], 1)
