@@ -157,10 +157,8 @@ class Embeddings(Replaced):
 
     def _with(self, tensors: Sequence[Tensor]) -> list[Any]:
         """Return the arguments with other tensors in the place of those that have a gradient."""
-        arguments = [*self._arguments]
-        for i, x in zip(self._learning, tensors, strict=True):
-            arguments[i] = x
-        return arguments
+        given = dict(zip(self._learning, tensors, strict=True))
+        return [given.get(i, x) for i, x in enumerate(self._arguments)]
 
     def _gradients(
         self, loss_fn: Objective, tensors: Sequence[Tensor], own: bool = False
