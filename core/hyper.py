@@ -413,5 +413,5 @@ def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> N
         largest = max(float(x.detach().max()) for x in (scores.pos, scores.neg.max()))
         if largest > LARGEST:
             wrong = f"expected cosines, but similarities reach {largest:.3g} at scale={factor:g}"
-            hint = "which is what they were multiplied by, usually one over the temperature, 20 for 0.05"
-            warnings.warn(f"{objective}: {wrong}, {hint}.", stacklevel=3)  # where the objective is called
+            hint = "pass scale=, by which they were multiplied: one over the temperature, 20 for 0.05"
+            warnings.warn(f"{objective}: {wrong}; {hint}.", stacklevel=3)  # where the objective is called

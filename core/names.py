@@ -22,7 +22,8 @@ Init = TypeVar("Init")
 ELSEWHERE = {
     name: (spec, call)
     for names, spec, call in [
-        ("nce nt ntxent simclr moco clip npair npairs crossentropy", "infonce", "InfoNCE(temperature)(z1, z2)"),
+        ("nce nt ntxent simclr clip npair npairs crossentropy", "infonce", "InfoNCE(temperature)(z1, z2)"),
+        ("moco", "infonce", "InfoNCE(temperature)(query, key, queue=bank)"),
         ("mnrl multiplenegativesranking grace", "infonce", "InfoNCE(temperature)(z1, z2)"),
         ("cachedmultiplenegativesranking cachedmnrl", "infonce", "InfoNCE(temperature)(z1, z2), with gradcache"),
         ("gistembed", "infonce", "InfoNCE(temperature)(z1, z2, false_negatives=margin(0), guide=(g1, g2))"),

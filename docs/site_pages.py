@@ -410,6 +410,13 @@ def api_pages() -> Iterator[tuple[str, str]]:
         + "\n"
         + block("counterpoint.views", members="[attack, mix, perturbed]"),
     )
+    yield (
+        "pairings",
+        "# Pairings\n\n`pairing=` says who is compared with whom. Where `counterpoint inject auto` prints `--as "
+        "pairing=views,anchors=first`, the anchors are the first view alone, and the negatives are of both, as in one "
+        'direction of GRACE\'s loss. In Python that is `pairing="joint", directions=("query_to_doc", "query_to_query")`'
+        ".\n\n" + "\n".join(block(f"counterpoint.batch.{name}", members="false") for name in ("pairings", "joint")),
+    )
     plugins = [path.stem for path in sorted((ROOT / "plugins").glob("*.py"))]
     by_hand = []
     for name in plugins:

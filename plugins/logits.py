@@ -32,7 +32,6 @@ from .calls import HOW, Calls, replace_losses
 from .finder.recognise import targets_of
 from .function import for_modules, one_for_each
 from .host import Host, Seam, SeamError, UnreachedError, loss_of
-from .scales import number_of
 from .similarities import replace_products
 from .sites import Site
 
@@ -93,9 +92,6 @@ class ContrastiveLoss(nn.Module):
         reduction = "mean" if self.reduction == "mean" else "none"
         loss = loss_of(self.objective, logits, labels, call="from_logits", reduction=reduction, **options)
         return loss.sum() if self.reduction == "sum" else loss
-
-    def extra_repr(self) -> str:
-        return f"{self.objective}, scale={number_of(self.scale):g}"
 
 
 def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str = "") -> None:

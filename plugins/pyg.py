@@ -92,9 +92,6 @@ class ContrastiveLoss(nn.Module):
             )
         return Call(views, {"pairing": self.pairing, **options})
 
-    def extra_repr(self) -> str:
-        return f"pairing={self.pairing!r}" if self.pairing else ""
-
 
 def _per_node(name: str, value: Any, common: Tensor, last: int) -> Any:
     """Return the values of the common nodes; the objective refuses what has none."""

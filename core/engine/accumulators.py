@@ -54,11 +54,11 @@ class Accumulator:
         return gradients
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        """Compute ``dL/dx`` of the values of function ``k`` in a tile, and overwrite them."""
-        raise NotImplementedError
+        """Compute ``dL/df`` of the values ``x`` of function ``k`` in a tile, in units of ``unit``; overwrite them."""
+        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        """Compute ``dL/dx`` from stored ``2^x``, where an accumulator stores them, and overwrite them."""
+        """Compute ``dL/df`` from ``2^x``, which tiles may have stored, and overwrite them."""
         raise NotImplementedError
 
     @staticmethod
@@ -98,10 +98,10 @@ class Mean(Accumulator):
         return tile.clear(pair if pair is x else x.copy_(pair), 0.0)
 
 
-class SumExp(Mean):
+class SumExp(Accumulator):
     """``log sum_j 2^x_j`` of values that are known to be small."""
 
-    unit, averages = LOG2E, False
+    unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = tile.clear(x.exp2_(), 0.0)
@@ -114,9 +114,6 @@ class SumExp(Mean):
     def scale_gradients(self, gradients: Tensor) -> Tensor:
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
-    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace)
-
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         return p.mul_(self.pair_gradient(gradient, tile, workspace("pair", p.shape)))
 
@@ -125,15 +122,13 @@ class MeanSoftplus(Mean):
     """``mean_j log(1 + 2^x_j)`` of values that are known to be small; tiles store ``2^x``."""
 
     unit = LOG2E
+    value_gradient = Accumulator.value_gradient
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = tile.clear(x.exp2_(), 0.0)  # excluded keys become zero, whose log1p and gradient are zero
         values = torch.log1p(x, out=workspace("values", x.shape))
         for dim, anchors in self._axes(tile):
             self.state[0][k, anchors] += tile.total(values, dim, workspace)
-
-    def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         p.div_(torch.add(p, 1.0, out=workspace("values", p.shape)))

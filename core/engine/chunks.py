@@ -166,7 +166,4 @@ class _Differentiated(checks.Once):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         checks.refuse_second_derivative()
-        gradients = ctx.saved_tensors
-        if gradient.device.type == "cpu" and float(gradient) == 1.0:
-            return None, None, *gradients
-        return None, None, *(x * gradient for x in gradients)
+        return None, None, *(x * gradient for x in ctx.saved_tensors)

@@ -224,9 +224,9 @@ class Mask:
         if self.by_position:
             if self.period is None:
                 return None, None, tilt
-            views = keys if self.hard is None else self.hard
+            of_views = keys if self.hard is None else self.hard
             columns = own_columns.__wrapped__ if checks.traced() else own_columns
-            return columns(rows, views, self.period, matrix.device, self.first), None, tilt
+            return columns(rows, of_views, self.period, matrix.device, self.first), None, tilt
         tile = Tile(slice(0, rows), slice(0, keys))
         tile = replace(self, limits=None).weigh(tile, None, Workspace(matrix))
         drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
@@ -268,11 +268,11 @@ class Mask:
 
 
 @lru_cache(maxsize=4)  # in a small batch they take as long to make as the similarities
-def own_columns(rows: int, views: int, period: int, device: torch.device, first: int = 0) -> Tensor:
+def own_columns(rows: int, columns: int, period: int, device: torch.device, first: int = 0) -> Tensor:
     """Return which of the columns of some views are each anchor's sample, ``(rows, k)``; see :class:`Mask`."""
     with torch.inference_mode(False):
         row = (torch.arange(rows, device=device).unsqueeze(1) + first) % period
-        return row + torch.arange(0, views, period, device=device)
+        return row + torch.arange(0, columns, period, device=device)
 
 
 def _of_keys(x: Tensor, tile: Tile) -> Tensor:

@@ -39,7 +39,7 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     Where the density vanishes (at ``x <= 0``, if its power of ``x`` is positive), the weight is zero; only if all of an
     anchor's weights are zero, they are equal.
     """
-    if family == "gaussian":
+    if family == "gaussian":  # tiles see from these operations that it is quadratic
         return (s - mu) ** 2 * (-0.5 / sigma**2)
     x = torch.where(s > -1, s + 1, TINY)
     power = 1.0 if family == "rayleigh" else mu - 1 if family == "gamma" else mu / 2 - 1
@@ -127,7 +127,7 @@ class ADNCE(InfoNCE, name="adnce"):
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         mu, sigma = self.mu_and_sigma(scores.neg)
         log_sum, log_total, _ = weighted_sums(scores, t, self.weight, mu, sigma)
-        return log_sum - log_total + scores.neg.log_count
+        return log_sum - log_total + scores.neg.log_count  # of weights with mean one
 
     def losses_by_positive(self, scores: Scores, t: Value) -> Tensor:
         if self.denominator != "all":
@@ -176,7 +176,8 @@ def weighted_sums(
     if scores.neg.group is None and checks.wanted(log_total):
         may_cancel = not bool((log_total.detach().abs() <= SMALL).all())
     else:  # where values cannot be read, or processes must agree
-        may_cancel = scores.bound is None
+        known = family == "gaussian" and not isinstance(mu, Tensor) and not isinstance(sigma, Tensor)
+        may_cancel = scores.bound is None or (known and ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL)
     if not may_cancel:
         return log_sum, constant(log_total), 0.0
     lowest = torch.finfo(log_total.dtype).min / 4

@@ -146,6 +146,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.report:
         rows = read(ROWS) | read(args.out / ROWS.name)
+        for row in rows.values():
+            row.pop("command", None)  # with paths of the machine that ran it
         ROWS.write_text("".join(f"{json.dumps(rows[world])}\n" for world in WORLDS if world in rows))
         finished = [*read(ROWS).values()]
         PAGE.write_text(put(put(PAGE.read_text(), 1, example(finished[0])), 2, table(finished)))

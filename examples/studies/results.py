@@ -263,8 +263,9 @@ def answer(columns: Sequence[Column]) -> str:
         text += f" The largest gain is that of {_plain(row)} on {column.metric}, {shown}."
     unclear = [one.detectable for *_, one in found if one.kind == "cannot tell" and one.detectable == one.detectable]
     if unclear:
-        typical = sorted(unclear)[len(unclear) // 2]
-        text += f" For {len(unclear)} nothing can be told; a difference of about {typical:.2g} would have been found."
+        least, most = (f"{value:.2g}" for value in (min(unclear), max(unclear)))
+        found = f"a difference of {least}" if least == most else f"differences of {least} to {most}, by the column,"
+        text += f" For {len(unclear)} nothing can be told; {found} would have been found."
     tuned_again = [(column.metric, column.compared[placebo]) for column in columns if placebo in column.compared]
     if not tuned_again:
         return text + " No placebo was run."

@@ -87,7 +87,7 @@ COMMANDS = {
     "train graph": Command(
         "..graph.commands:train",
         "pre-train a graph encoder without labels (GraphCL) with any objectives, and compare them",
-        "train graph                                  on embedded graphs, in seconds",
+        "train graph                                  on generated graphs, in seconds",
         'train graph --data PROTEINS --objective "adnce:t=0.05,mu=1.5" --seeds 5',
         "train graph --data MUTAG --preset adnce --protocol official",
         "train graph --config runs/graph/MUTAG/NAME/seed0/run.json --out again",

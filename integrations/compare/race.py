@@ -329,7 +329,8 @@ class Race(Comparison):
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
             short, full = (f"{self.sign * x:.4g}" if math.isfinite(x) else "no number" for x in (arm.short, arm.full))
-            end = "dropped by this one seed" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
+            other = ", for your loss at another temperature" * (arm.text == HOST)
+            end = f"dropped by this one seed{other}" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
             told = f"{self.chosen_by.name} {short} at a quarter, {end}".replace(f"{self.chosen_by.name} no", "no")
             yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"
 

@@ -101,7 +101,10 @@ class Pretraining(nn.Module):
 
     def project(self, batch: Batch) -> Tensor:
         """Projections of the graphs of a batch, ``(graphs, width)``."""
-        return self.head(_encoded(self.encoder, batch))  # type: ignore[no-any-return]
+        encoded, expected = _encoded(self.encoder, batch), self.head[0].in_features
+        if encoded.shape[-1] != expected:
+            raise ValueError(f"out_channels: expected {encoded.shape[-1]}, the encoder's columns, got {expected}.")
+        return self.head(encoded)  # type: ignore[no-any-return]
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch of graphs."""

@@ -112,8 +112,9 @@ def _difference(column: Column, cell: Cell) -> list[str]:
     """Return the difference with its interval, the verdict, and the corrected p-value."""
     if cell.check and column.tested:
         tested = [v for v in cell.check.values() if v.tested]
-        better = sum(v.different and (v.difference < 0) == column.lower for v in tested)
-        return ["", f"beaten by {better} of {len(tested)} trained rows" if tested else "", ""]
+        better = [(v.difference < 0) == column.lower for v in tested if v.different]
+        beaten, ahead = sum(better), len(better) - sum(better)
+        return ["", f"beaten by {beaten} of {len(tested)} trained rows, ahead of {ahead}" if tested else "", ""]
     if (verdict := cell.difference) is None:
         return ["", "", ""]
     difference = with_interval(verdict.difference, verdict.low, verdict.high, column.digits)

@@ -94,7 +94,7 @@ def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -
         return ""
     missing = sorted(v.missing for v in unclear.values() if v.tested)
     more = _range(f"about {count}" if count < MANY else f"over {MANY}" for count in missing)
-    found = f"differences from {_range(f'{x:.{places}f}' for x in sizes)} on would be found"
+    found = f"differences of {_range(f'{x:.{places}f}' for x in sizes)} or more would be found"
     return f" ({found}; {more} more {pair}{'s' * (more != 'about 1')} would tell whether different or equivalent)"
 
 
@@ -127,7 +127,7 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
     if unclear:
         rows = _rows(unclear) if len(unclear) < len(compared) or len(compared) == 1 else "any row"
         question = "whether training helps" if untrained else f"whether it is better than {check}"
-        yield f"cannot tell {question}: {rows}{_findable(unclear, places)}"
+        yield f"cannot tell {question}, for {rows}{_findable(unclear, places)}"
 
 
 def overview_reading(columns: Sequence[Column]) -> str:

@@ -14,7 +14,7 @@ from counterpoint.objective import Objective
 
 from ..call import call_of
 from .frames import function_name, labels
-from .recognise import SINGLE, at_scale, fit
+from .recognise import HALF, SINGLE, at_scale, fit
 from .records import Finding, Replaced
 from .watch import Sink, Watch
 
@@ -166,12 +166,18 @@ def _fitting(
 ) -> Replaced | None:
     """Return how our objective gets the ``host``'s gradient from some of the arguments, but for ``most`` of it."""
     arguments, classes = _embeddings(passed), labels(passed)
+    allowed = most * max(float(g.abs().max()) for g in host.values())
+    for name, g in host.items():  # the gradient of cosines is perpendicular to embeddings, but for the error in entries
+        x = arguments[name].detach().double()
+        normalized &= bool(((g * x).sum(-1).abs() <= allowed * x.abs().sum(-1)).all())
+    kinds: list[dict[str, Any]] = [{}] * normalized + [{"normalize": False}] * (not normalized or most > HALF)
     for count in (1, 2, 3):
         for chosen in permutations(arguments, count) if len(arguments) <= 8 else ():
             gets = [name for name in host if name in chosen]
-            if not gets:
-                continue
-            for way in _ways(chosen, classes, normalized):
+            in_order = [*chosen] == [name for name in arguments if name in chosen]
+            for way in _ways(chosen, classes, kinds) if len(gets) == len(host) else ():
+                if not in_order and way.get("pairing") in ("symmetric", "views") and "anchors" not in way:
+                    continue  # the same loss in any order
                 leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
                 values = leaves | {name: label.flatten().long() for name, label in classes.items()}
                 options = known | {k: values[name] if k in ("queue", "labels") else name for k, name in way.items()}
@@ -204,11 +210,10 @@ _WAYS: dict[int, tuple[dict[str, Any], ...]] = {
 """Options of ``--as`` by the number of arguments that are embeddings; the third one is a queue."""
 
 
-def _ways(chosen: Sequence[str], classes: Iterable[str], normalized: bool) -> Iterator[dict[str, Any]]:
+def _ways(chosen: Sequence[str], classes: Iterable[str], kinds: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield options of ``--as`` for these arguments, and the names of those that are the queue or the labels."""
     queue = {"queue": chosen[2]} if len(chosen) == 3 else {}
     for label in ({}, *({"labels": name} for name in classes if not queue)):
-        for normalize in ({}, {"normalize": False}) if normalized else ({"normalize": False},):
-            for way in _WAYS[len(chosen)]:
-                if not label or way.keys() == {"pairing"}:
-                    yield {**label, **normalize, **way, **queue}
+        for kind, way in product(kinds, _WAYS[len(chosen)]):
+            if not label or way.keys() == {"pairing"}:
+                yield {**label, **kind, **way, **queue}

@@ -88,7 +88,7 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
     name = re.findall(r"\w+", path)[-1].lower()
-    few = kind == "ids" and 10 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
+    few = kind == "ids" and 5 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
     classes = bool(CLASSES.fullmatch(name)) or few
     if distinct < 2 or name.startswith("neg"):
         return None

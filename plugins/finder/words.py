@@ -160,6 +160,8 @@ def in_words(data: Findings) -> list[str]:
         lines += ["", "  run         " + shlex.join(command)]
         if command[command.index("--objective") + 1] == data.get("own"):
             lines.append(f"  {data['own']} is the script's own loss: name another one there, or a treatment.")
+    if any(re.search("hcl:t=[.0-9]", " ".join(command)) for command in data["commands"]):
+        lines.append("  HCL, which sharpens, begins at twice your temperature: (1 + beta) times.")
     if data["open"] and not data["commands"] and any(loss["command"] for loss in losses):
         more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
         where = ", ".join(data["open"][:3]) + more
@@ -244,8 +246,6 @@ TITLES = {
 def _form_words(loss: Finding) -> str:
     form = str(loss["form"])
     name, _, settings = form.partition(":")
-    if name not in TITLES:
-        return f"{form}: has no counterpart"
     extra = ["the mean is inside the logarithm"] * ("average=inside" in form)
     extra += [settings] * (name in ("hcl", "dcl", "adnce"))
     if loss.get("reduction", "mean") != "mean":

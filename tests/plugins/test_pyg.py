@@ -58,7 +58,6 @@ def test_is_the_objective(graphs):
     labels = data.y
     torch.testing.assert_close(ContrastiveLoss(loss_fn)(z1, z2, labels=labels), loss_fn(z1, z2, labels=labels))
     assert "hcl:t=0.3" in repr(one_way)
-    assert "pairing='one_way'" in repr(one_way)
 
 
 def test_a_batch_of_one_graph_is_zero(graphs):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from counterpoint.plugins import inject
+from counterpoint.plugins.finder.told import _about
 from counterpoint.plugins.sites import names_at
 
 SCRIPT = """
@@ -213,3 +214,11 @@ def test_names_of_a_script_in_a_folder_that_is_named_like_a_module_of_python(tmp
     names: dict[str, object] = {"names_at": names_at, "frame": sys._getframe}
     exec(compile("doc_ids = [1, 2]\nseen = names_at(frame())", str(file), "exec"), names)
     assert names["seen"]["doc_ids"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("path", "distinct", "classes"), [("batch[1]", 10, True), ("batch[1]", 16, False), ("batch['doc_id']", 10, False)]
+)
+def test_few_numbers_of_a_batch_may_be_its_classes(path, distinct, classes):
+    """CIFAR-10's labels come without a name; a loss that is told of them is supervised."""
+    assert _about(path, torch.arange(64) % distinct, {64})["classes"] == classes

@@ -189,6 +189,21 @@ def test_similarities_of_millions_keep_their_digits(denominator, tile, checks):
     assert single.item() == pytest.approx(expected.item(), rel=3e-6)
 
 
+@pytest.mark.parametrize("tile", [0, 4])
+@pytest.mark.parametrize("sigma", [0.003, 0.01])
+def test_cosines_with_a_narrow_density_keep_their_digits_where_values_are_not_read(sigma, tile):
+    """As on a GPU: the exponents of cosines are bounded, but not by little."""
+    z = torch.randn(2, 64, 256, generator=torch.Generator().manual_seed(3))
+    loss_fn = cp.ADNCE(0.5, 0.7, sigma)
+    cp.set_checks("never")
+    try:
+        single = loss_fn(*z, engine=of_tiles(tile), reduction="none")
+    finally:
+        cp.set_checks("auto")
+    exact = loss_fn(*z.double(), engine="matrix", reduction="none")
+    torch.testing.assert_close(single.double(), exact, rtol=3e-6, atol=3e-6)
+
+
 def test_log_weight_is_finite_at_the_edge_of_its_support():
     edge = torch.tensor([-1.0 - 1e-7, -1.0, 1.0], dtype=torch.float64)
     for family in FAMILIES:

@@ -180,6 +180,8 @@ def test_the_width_of_ones_own_model_can_be_an_argument(data):
         ValueError, match=r"out_channels: expected the number of columns of Own's output, got None; pass"
     ):
         graph.Pretraining(own)
+    with pytest.raises(ValueError, match=r"out_channels: expected 16, the encoder's columns, got 32\."):
+        graph.Pretraining(own, out_channels=32)(data.batch(torch.arange(8)))
     model = graph.Pretraining(own, out_channels=16)
     assert torch.isfinite(model(data.batch(torch.arange(8))))
     assert graph.embed(own, data).shape == (60, 16)

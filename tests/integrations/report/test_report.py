@@ -247,7 +247,7 @@ NEARLY = {seed: x + 0.1 * (-1) ** seed for seed, x in noisy(70, 10).items()}
     [
         ({BASE: noisy(70, 10), OTHER: noisy(75, 10)}, f"A: against {BASE}, 10 paired seeds, higher: {OTHER} (by "),
         ({BASE: noisy(70, 10), OTHER: noisy(65, 10)}, f"lower: {OTHER} (by "),
-        ({BASE: noisy(70, 10), OTHER: noisy(70.01, 10)}, f"10 paired seeds, cannot tell: {OTHER} (differences from "),
+        ({BASE: noisy(70, 10), OTHER: noisy(70.01, 10)}, f"10 paired seeds, cannot tell: {OTHER} (differences of "),
         ({BASE: noisy(70, 10), OTHER: noisy(70, 10)}, f"the same numbers: {OTHER}."),
         ({BASE: noisy(70, 10), OTHER: NEARLY}, f"equivalent within 0.50: {OTHER}."),
         (
@@ -260,7 +260,10 @@ NEARLY = {seed: x + 0.1 * (-1) ** seed for seed, x in noisy(70, 10).items()}
             "training made it worse: ",
         ),
         ({BASE: noisy(20, 5), "bag of nodes": noisy(15, 5)}, "over bag of nodes, +"),
-        ({BASE: noisy(20, 5), "untrained": noisy(20.1, 5)}, f"cannot tell whether training helps: {BASE} (differences"),
+        (
+            {BASE: noisy(20, 5), "untrained": noisy(20.1, 5)},
+            f"cannot tell whether training helps, for {BASE} (differences",
+        ),
         ({BASE: {0: 1.0}, OTHER: {0: 2.0}}, "1 paired seed, no verdict: 3 seeds are the fewest that allow a test"),
         ({BASE: noisy(70, 2), OTHER: noisy(90, 2)}, "2 paired seeds, no verdict"),
         ({BASE: {0: 1.0}, OTHER: {1: 2.0}}, f"nothing shares a seed with {BASE}."),
