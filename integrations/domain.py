@@ -133,16 +133,19 @@ class Domain:
 NAMES = ("graph", "image", "sentence", "control")
 
 
-def accuracy_tables(values: Iterable[tuple[str, str, float]], counted: str) -> Iterator[str]:
-    """Write accuracies as tables of mean and deviation: of each the title of its table, its row, and its value."""
-    tables: dict[str, dict[str, list[float]]] = {}
-    for title, row, value in values:
-        tables.setdefault(title, {}).setdefault(row, []).append(value)
-    for title, rows in tables.items():
+def accuracy_tables(values: Iterable[tuple[str, str, str, float]], counted: str) -> Iterator[str]:
+    """Write a table for each data set: means and deviations by probe and row, of ``(data set, probe, row, value)``."""
+    tables: dict[str, dict[tuple[str, str], list[float]]] = {}
+    for title, probe, row, value in values:
+        tables.setdefault(title, {}).setdefault((probe, row), []).append(value)
+    for title, cells in tables.items():
         yield f"{title}: accuracy in % ± deviation (number of {counted})"
-        for row, each in rows.items():
+        probes, *widths = [probe for probe, _ in cells], *(max(map(len, words)) for words in zip(*cells, strict=True))
+        before = ""
+        for (probe, row), each in sorted(cells.items(), key=lambda cell: probes.index(cell[0][0])):
             spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
-            yield f"  {row:{max(map(len, rows))}}  {mean(each):6.2f}{spread} ({len(each)})"
+            shown, before = probe * (probe != before), probe
+            yield f"  {shown:{widths[0]}}  {row:{widths[1]}}  {mean(each):6.2f}{spread} ({len(each)})"
 
 
 def domain(name: str) -> Domain:

@@ -151,11 +151,10 @@ def _watch_steps(host: Host, seam: Seam) -> None:
     def step(optimizer: object, *_: object) -> None:
         nonlocal calls
         if not seam.calls and next(steps) == PATIENCE:
-            seen = f"; seen instead: {', '.join(seam.seen)}" if seam.seen else ""
             raise UnreachedError(
                 f"the host trains with its own loss: in {PATIENCE} steps of an optimizer, the seam was never reached "
-                f"({host.seam}){seen}. `counterpoint inject auto` watches a script and says where its loss is. If the "
-                "script comes to this loss later, say --only."
+                f"({host.seam}){'; seen: ' * bool(seam.seen)}{', '.join(seam.seen)}. `counterpoint inject auto` "
+                "watches a script and says where its loss is. If it comes to this loss later, say --only."
             )
         now, most = without.get(optimizer, (0, 0))
         if seam.calls > calls:

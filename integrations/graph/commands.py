@@ -112,6 +112,6 @@ def eval_command(arguments: argparse.Namespace) -> int:
         result = evaluate(*embeddings[dataset, name, which], probe, arguments.folds, seed)
         row = {"dataset": dataset, "name": name, "which": which, "probe": probe, "seed": seed}
         rows.append({**row, "accuracy": result.accuracy, "folds": result.folds})
-    values = ((f"{row['dataset']}, {row['probe']}", row["name"], row["accuracy"]) for row in rows)
+    values = ((row["dataset"], row["probe"], row["name"], row["accuracy"]) for row in rows)
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(accuracy_tables(values, "encoders and splits")))
     return 0

@@ -126,12 +126,12 @@ def eval_command(arguments: argparse.Namespace) -> int:
         return test, evaluate(encoder, train, test, probes, EvaluationSettings(**typed), run.arguments["seed"])
 
     rows = []
-    values: list[tuple[str, str, float]] = []
+    values: list[tuple[str, str, str, float]] = []
     for run, (test, result) in flags.each(runs, measure):
         if not result:
             raise ValueError(f"{test.name} has no classes to evaluate on; name a data set that has, --data")
         rows.append({"data": test.name, "name": run.name, "seed": run.arguments["seed"], "run": run.address, **result})
         title = test.name + (f" ({test.note})" if test.note else "")
-        values += [(f"{title}, {name}", run.name, value) for name, value in result.items()]
+        values += [(title, name, run.name, value) for name, value in result.items()]
     print(json.dumps(rows, indent=1) if arguments.json else "\n".join(accuracy_tables(values, "runs")))
     return 0

@@ -113,8 +113,8 @@ def _difference(column: Column, cell: Cell) -> list[str]:
     if cell.check and column.tested:
         tested = [v for v in cell.check.values() if v.tested]
         better = [(v.difference < 0) == column.lower for v in tested if v.different]
-        beaten, ahead = sum(better), len(better) - sum(better)
-        return ["", f"beaten by {beaten} of {len(tested)} trained rows, ahead of {ahead}" if tested else "", ""]
+        text = f"beaten by {sum(better)} of {len(tested)} trained rows, ahead of {len(better) - sum(better)}"
+        return ["", text if tested else "", ""]
     if (verdict := cell.difference) is None:
         return ["", "", ""]
     difference = with_interval(verdict.difference, verdict.low, verdict.high, column.digits)

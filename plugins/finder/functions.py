@@ -171,33 +171,30 @@ def _fitting(
         x = arguments[name].detach().double()
         normalized &= bool(((g * x).sum(-1).abs() <= allowed * x.abs().sum(-1)).all())
     kinds: list[dict[str, Any]] = [{}] * normalized + [{"normalize": False}] * (not normalized or most > HALF)
-    for count in (1, 2, 3):
-        for chosen in permutations(arguments, count) if len(arguments) <= 8 else ():
-            gets = [name for name in host if name in chosen]
-            in_order = [*chosen] == [name for name in arguments if name in chosen]
-            for way in _ways(chosen, classes, kinds) if len(gets) == len(host) else ():
-                if not in_order and way.get("pairing") in ("symmetric", "views") and "anchors" not in way:
-                    continue  # the same loss in any order
-                leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
-                values = leaves | {name: label.flatten().long() for name, label in classes.items()}
-                options = known | {k: values[name] if k in ("queue", "labels") else name for k, name in way.items()}
-                try:
-                    call = call_of([leaves[name] for name in chosen[:2]], options)
-                    with torch.enable_grad():
-                        loss = call.loss(loss_fn, own=True)
-                    grads = torch.autograd.grad(loss, [leaves[name] for name in gets], allow_unused=True)
-                except (ValueError, RuntimeError, TypeError):
-                    continue
-                if any(g is None for g in grads):
-                    continue
-                theirs, ours = (torch.cat([g.flatten() for g in each]) for each in ([host[n] for n in gets], grads))
-                error, _ = fit(theirs.unsqueeze(0), ours.unsqueeze(0))
-                if error <= most:
-                    return {
-                        "arguments": list(chosen),
-                        "as": {**way, **known, **({"stacked": True} if "stacked" in call.options else {})},
-                        "gradient_difference": error,
-                    }
+    every = (chosen for count in (1, 2, 3) for chosen in permutations(arguments, count) if host.keys() <= {*chosen})
+    for chosen in every if len(arguments) <= 8 else ():
+        in_order = [*chosen] == [name for name in arguments if name in chosen]
+        for way in _ways(chosen, classes, kinds):
+            if not in_order and way.get("pairing") in ("symmetric", "views") and "anchors" not in way:
+                continue  # the same loss in any order
+            leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
+            values = leaves | {name: label.flatten().long() for name, label in classes.items()}
+            options = known | {k: values[name] if k in ("queue", "labels") else name for k, name in way.items()}
+            try:
+                call = call_of([leaves[name] for name in chosen[:2]], options)
+                with torch.enable_grad():
+                    loss = call.loss(loss_fn, own=True)
+                grads = torch.autograd.grad(loss, [leaves[name] for name in host])
+            except (ValueError, RuntimeError, TypeError):  # one of them is of a leaf without a gradient
+                continue
+            theirs, ours = (torch.cat([g.flatten() for g in each]) for each in (host.values(), grads))
+            error, _ = fit(theirs.unsqueeze(0), ours.unsqueeze(0))
+            if error <= most:
+                return {
+                    "arguments": list(chosen),
+                    "as": {**way, **known, **({"stacked": True} if "stacked" in call.options else {})},
+                    "gradient_difference": error,
+                }
     return None
 
 

@@ -160,14 +160,16 @@ def in_words(data: Findings) -> list[str]:
         lines += ["", "  run         " + shlex.join(command)]
         if command[command.index("--objective") + 1] == data.get("own"):
             lines.append(f"  {data['own']} is the script's own loss: name another one there, or a treatment.")
-    if any(re.search("hcl:t=[.0-9]", " ".join(command)) for command in data["commands"]):
-        lines.append("  HCL, which sharpens, begins at twice your temperature: (1 + beta) times.")
+    printed = "\n".join(lines)
+    if any(f"--objective hcl:t={2 / loss['scale']:.6g}" in printed for loss in known if loss["scale"]):
+        lines.append("  Its t is twice yours, since HCL sharpens: it begins at (1 + beta) times the temperature.")
     if data["open"] and not data["commands"] and any(loss["command"] for loss in losses):
         more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
         where = ", ".join(data["open"][:3]) + more
         lines += ["", f"  No command: it would leave the loss of the same step at {where} as it is; --only prints it."]
     if len(data["commands"]) > 1:
-        lines.append("  Each of these commands replaces one loss, or is another road to it.")
+        roads = "replaces one loss, or is another road to it" if len(known) > 1 else "replaces the loss: take the first"
+        lines.append(f"  Each of these commands {roads}.")
     return lines
 
 

@@ -62,6 +62,12 @@ def test_the_command_has_the_same_shims(find):
         assert command[-len(words) - 2 :] == [*words, "--", "toy.py"]
 
 
+@pytest.mark.parametrize(("words", "said"), [((), True), (("--objective", "hcl:t=0.1"), False)])
+def test_why_the_temperature_of_hcl_is_not_the_scripts(find, words, said):
+    found = find(variant("cross_entropy"), *words)
+    assert ("Its t is twice yours, since HCL sharpens" in found.err) == said
+
+
 def test_names_of_the_script_are_in_the_command(find):
     found = find(variant("grace"))
     assert "--replace 'toy.py:loss(a, b)' --as pairing=views" in found.err
