@@ -46,6 +46,7 @@ CASES = st.fixed_dictionaries(
         "prior": st.booleans(),
         "weights": st.sampled_from(["", "", "sample", "view"]),
         "temperature": st.sampled_from(TEMPERATURES),
+        "read": st.booleans(),
         "reduction": st.sampled_from(["mean", "none"]),
         "seed": st.integers(0, 2**31),
     }

@@ -6,8 +6,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import reference
@@ -23,6 +23,16 @@ from .draws import at_now, at_temperature, counts, moving, temperatures, wraps_p
 def engine(name: str) -> AbstractContextManager[None]:
     """Let the kernels, in Triton's interpreter, compute whatever they can."""
     return kernels_everywhere() if name == "kernels" else nullcontext()
+
+
+@contextmanager
+def reading(values: bool) -> Iterator[None]:
+    """Let values be read, as on a CPU, or not, as on an accelerator, where NaN stands for most errors."""
+    cp.set_checks("auto" if values else "never")
+    try:
+        yield
+    finally:
+        cp.set_checks("auto")
 
 
 def gradients(loss: torch.Tensor, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -175,7 +185,7 @@ def check_call(
     how = case["temperature"]
     loss_fn = cp.from_dict(moving(case["objective"], how)).double()
     tile = {"matrix": 0, "tiles": case["tile"]}.get(case["engine"])
-    with engine(case["engine"]), warnings.catch_warnings():
+    with engine(case["engine"]), warnings.catch_warnings(), reading(case["read"]):
         warnings.simplefilter("ignore")  # such as of ArCL with two views
         uniform = "labels" not in options and "positives" not in options and case["objective"]["name"] != "sum"
         reduction = case["reduction"] if uniform else "mean"
@@ -191,7 +201,7 @@ def check_call(
             parts["views"] = [wide.get(id(x), x) for x in batch.views]
             return reference.batch_loss(q, reference.Batch(**parts), pairing, noise)
 
-        for what in ("engine", "dtype", "shape", "temperature"):
+        for what in ("engine", "dtype", "shape", "temperature", "read"):
             counts[f"{what} {case[what]}"] += 1
         for what in options:
             counts[f"with {what}"] += 1

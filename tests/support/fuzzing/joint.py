@@ -55,6 +55,7 @@ JOINT = st.fixed_dictionaries(
         "normalize": st.sampled_from([True, True, True, False]),
         "dtype": st.sampled_from([*DTYPES]),
         "engine": st.sampled_from(ENGINES),
+        "read": st.booleans(),
         "tile": st.integers(1, 7),
         "temperature": st.sampled_from(TEMPERATURES),
         "reduction": st.sampled_from(["mean", "none"]),

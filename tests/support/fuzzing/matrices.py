@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import counterpoint as cp
 from counterpoint.plugins.logits import ContrastiveLoss
 
-from .compare import Noise, compare, gradients, trained
+from .compare import Noise, compare, gradients, reading, trained
 from .draws import DTYPES, PLAIN, TEMPERATURES, WRAPPED, at_now, counts, moving, sums, temperatures
 
 ENTRIES = ["columns", "diagonal", "booleans", "one-hot", "soft", "soft", "scores"]
@@ -42,6 +42,7 @@ MATRICES = st.fixed_dictionaries(
         "scale is": st.sampled_from(["number", "tensor", "trained"]),
         "temperature": st.sampled_from([*TEMPERATURES, "host"]),
         "dtype": st.sampled_from([*DTYPES]),
+        "read": st.booleans(),
         "reduction": st.sampled_from(["mean", "none"]),
         "seed": st.integers(0, 2**31),
     }
@@ -103,7 +104,8 @@ def check_matrix(case: dict[str, Any]) -> None:
     if entry == "scores":
         junk = torch.where(masked, torch.nan, logits)
         leaf = junk.requires_grad_()
-        loss = loss_fn.from_scores(leaf, leaf, ~masked & ~positive, pos_mask=positive, reduction=case["reduction"])
+        with reading(case["read"]):
+            loss = loss_fn.from_scores(leaf, leaf, ~masked & ~positive, pos_mask=positive, reduction=case["reduction"])
     else:
         logits = torch.where(masked, torch.tensor(case["mask"], dtype=logits.dtype), logits)
         junk = torch.where(ignored.unsqueeze(1), torch.nan, logits)
@@ -134,7 +136,7 @@ def check_matrix(case: dict[str, Any]) -> None:
                 counts["matrix, treatment: refused"] += 1
                 return
             masked |= negative & (similar > torch.maximum(most, least))
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), reading(case["read"]):
             warnings.simplefilter("ignore")  # a trained scale beside a temperature of the objective's own
             loss = called(case, way, loss_fn, leaf, labels, options, smoothing)
     if smoothing:
