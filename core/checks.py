@@ -140,9 +140,7 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
             hint = (GROUPS if view.dim() == 3 else MAPS) * (view.dim() > dims)
             expected = shape(views[0]) if views[0].dim() == dims else "(batch, width)"
             expected += " as view 1" * (i > 1)
-            hint = hint or " Beside a queue, (batch, views, width) holds the same views of query and of key." * (
-                dims == 3
-            )
+            hint = hint or " Beside a queue, both hold the same views, (batch, views, width)." * (dims == 3)
             raise ValueError(f"view {i}: expected shape {expected}, got {shape(view)}.{hint}")
         if 0 in view.shape:
             raise ValueError(f"view {i}: empty, shape {shape(view)}.")

@@ -255,8 +255,8 @@ def _queue(batch: Batch) -> Scores:
     if batch.queue.positives is not None:
         return _documents(batch, batch.queue, batch.queue.positives)
     if len(batch.raw) != 2:
-        hint = " Several views of both: two tensors (batch, views, width)." * (len(batch.raw) > 2)
-        raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}.{hint}")
+        hint = "several of both are two tensors (batch, views, width)"
+        raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}; {hint}.")
     query, key = (z if z.dim() == 3 else z.unsqueeze(1) for z in (batch.view(0), batch.view(1).detach()))
     views, anchors = query.shape[1], query[:, 0]
     # min over j != l: a key of the same view is not a positive in Algorithm 2

@@ -161,7 +161,7 @@ def in_words(data: Findings) -> list[str]:
         if command[command.index("--objective") + 1] == data.get("own"):
             lines.append(f"  {data['own']} is the script's own loss: name another one there, or a treatment.")
     printed = "\n".join(lines)
-    if any(f"--objective hcl:t={2 / loss['scale']:.6g}" in printed for loss in known if loss["scale"]):
+    if any(f"--objective hcl:t={2 / loss['scale']:.6g}" in printed for loss in known if loss.get("scale")):
         lines.append("  Its t is twice yours, since HCL sharpens: it begins at (1 + beta) times the temperature.")
     if data["open"] and not data["commands"] and any(loss["command"] for loss in losses):
         more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
@@ -170,6 +170,8 @@ def in_words(data: Findings) -> list[str]:
     if len(data["commands"]) > 1:
         roads = "replaces one loss, or is another road to it" if len(known) > 1 else "replaces the loss: take the first"
         lines.append(f"  Each of these commands {roads}.")
+    if script := " -- ".join(map(shlex.join, data["commands"][:1])).partition(" -- ")[2]:
+        lines.append(f"  Does it help? counterpoint race auto --metric METRIC -- {script} (counterpoint race --help)")
     return lines
 
 
