@@ -135,17 +135,16 @@ NAMES = ("graph", "image", "sentence", "control")
 
 def accuracy_tables(values: Iterable[tuple[str, str, str, float]], counted: str) -> Iterator[str]:
     """Write a table for each data set: means and deviations by probe and row, of ``(data set, probe, row, value)``."""
-    tables: dict[str, dict[tuple[str, str], list[float]]] = {}
+    tables: dict[str, dict[str, dict[str, list[float]]]] = {}
     for title, probe, row, value in values:
-        tables.setdefault(title, {}).setdefault((probe, row), []).append(value)
-    for title, cells in tables.items():
+        tables.setdefault(title, {}).setdefault(probe, {}).setdefault(row, []).append(value)
+    for title, probes in tables.items():
         yield f"{title}: accuracy in % ± deviation (number of {counted})"
-        probes, *widths = [probe for probe, _ in cells], *(max(map(len, words)) for words in zip(*cells, strict=True))
-        before = ""
-        for (probe, row), each in sorted(cells.items(), key=lambda cell: probes.index(cell[0][0])):
-            spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
-            shown, before = probe * (probe != before), probe
-            yield f"  {shown:{widths[0]}}  {row:{widths[1]}}  {mean(each):6.2f}{spread} ({len(each)})"
+        widths = max(map(len, probes)), max(len(row) for rows in probes.values() for row in rows)
+        for probe, rows in probes.items():
+            for n, (row, each) in enumerate(rows.items()):
+                spread = f" ± {stdev(each):.2f}" if len(each) > 1 else ""
+                yield f"  {probe * (not n):{widths[0]}}  {row:{widths[1]}}  {mean(each):6.2f}{spread} ({len(each)})"
 
 
 def domain(name: str) -> Domain:

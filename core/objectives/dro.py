@@ -140,8 +140,12 @@ def _kl_solution(neg: Negatives, radius: Value, shared: bool) -> tuple[Tensor, T
     _, mean, variance, skew, fourth = map(average, neg.moments(torch.zeros_like(top), top, 4))
     tiny = torch.finfo(top.dtype).tiny
     depth = (-mean).clamp(min=tiny)
-    reach = -average(neg.mean(lambda s, m: (s >= m).to(s.dtype), top).log())
+    # ties are at most the share variance / (variance + mean^2) (Cauchy-Schwarz), too small for most radii
+    reach = (mean**2 / variance.clamp(min=tiny)).log1p()
     radius = torch.as_tensor(radius, dtype=top.dtype, device=top.device)
+    near = (radius >= reach - 1e-3).any().float()
+    if shared or not checks.wanted(top) or bool(neg.across(near, "max")):  # all ranks count ties together
+        reach = -average(neg.mean(lambda s, m: (s >= m).to(s.dtype), top).log())
 
     def excess(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Compute log(KL / radius), and its derivatives in x, at the inverse temperature e^x."""

@@ -99,6 +99,13 @@ STUDIES = {
         "Does another loss classify small images better?",
         "lightly_cifar.py --size small",
     ),
+    "early_cifar": Study(
+        "cifar/lightly_cifar-resnet",
+        ["linear", "knn"],
+        ["InfoNCE"],
+        "Does ADNCE gain early in a training, as its paper says?",
+        'lightly_cifar.py --size resnet --rows InfoNCE "InfoNCE, tuned again" ADNCE',
+    ),
     "robust_cifar": Study(
         "cifar/robust_cifar-small",
         ["linear", "fgsm@0.002", "pgd@0.002", "pgd@0.004"],

@@ -101,9 +101,8 @@ class Pretraining(nn.Module):
 
     def project(self, batch: Batch) -> Tensor:
         """Projections of the graphs of a batch, ``(graphs, width)``."""
-        encoded, expected = _encoded(self.encoder, batch), self.head[0].in_features
-        if encoded.shape[-1] != expected:
-            raise ValueError(f"out_channels: expected {encoded.shape[-1]}, the encoder's columns, got {expected}.")
+        if (encoded := _encoded(self.encoder, batch)).shape[-1] != (width := self.head[0].in_features):
+            raise ValueError(f"out_channels: expected {encoded.shape[-1]}, the encoder's columns, got {width}.")
         return self.head(encoded)  # type: ignore[no-any-return]
 
     def forward(self, batch: Batch) -> Tensor:

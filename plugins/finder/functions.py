@@ -166,10 +166,9 @@ def _fitting(
 ) -> Replaced | None:
     """Return how our objective gets the ``host``'s gradient from some of the arguments, but for ``most`` of it."""
     arguments, classes = _embeddings(passed), labels(passed)
-    allowed = most * max(float(g.abs().max()) for g in host.values())
-    for name, g in host.items():  # the gradient of cosines is perpendicular to embeddings, but for the error in entries
-        x = arguments[name].detach().double()
-        normalized &= bool(((g * x).sum(-1).abs() <= allowed * x.abs().sum(-1)).all())
+    off = most * max(float(g.abs().max()) for g in host.values())  # in entries; gradients of cosines are perpendicular
+    pairs = [(g, arguments[name].detach().double()) for name, g in host.items()]
+    normalized &= all(bool(((g * x).sum(-1).abs() <= off * x.abs().sum(-1)).all()) for g, x in pairs)
     kinds: list[dict[str, Any]] = [{}] * normalized + [{"normalize": False}] * (not normalized or most > HALF)
     every = (chosen for count in (1, 2, 3) for chosen in permutations(arguments, count) if host.keys() <= {*chosen})
     for chosen in every if len(arguments) <= 8 else ():

@@ -160,16 +160,14 @@ def in_words(data: Findings) -> list[str]:
         lines += ["", "  run         " + shlex.join(command)]
         if command[command.index("--objective") + 1] == data.get("own"):
             lines.append(f"  {data['own']} is the script's own loss: name another one there, or a treatment.")
-    printed = "\n".join(lines)
-    if any(f"--objective hcl:t={2 / loss['scale']:.6g}" in printed for loss in known if loss.get("scale")):
+    if any(f"--objective hcl:t={2 / one['scale']:.6g}" in "\n".join(lines) for one in known if one.get("scale")):
         lines.append("  Its t is twice yours, since HCL sharpens: it begins at (1 + beta) times the temperature.")
     if data["open"] and not data["commands"] and any(loss["command"] for loss in losses):
         more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
         where = ", ".join(data["open"][:3]) + more
         lines += ["", f"  No command: it would leave the loss of the same step at {where} as it is; --only prints it."]
     if len(data["commands"]) > 1:
-        roads = "replaces one loss, or is another road to it" if len(known) > 1 else "replaces the loss: take the first"
-        lines.append(f"  Each of these commands {roads}.")
+        lines.append(f"  Each replaces {'a loss, or it is another road' if known[1:] else 'the loss: take the first'}.")
     if script := " -- ".join(map(shlex.join, data["commands"][:1])).partition(" -- ")[2]:
         lines.append(f"  Does it help? counterpoint race auto --metric METRIC -- {script} (counterpoint race --help)")
     return lines

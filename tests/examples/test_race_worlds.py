@@ -13,6 +13,7 @@ def test_the_page_is_made_of_the_rows():
     page = race_worlds.PAGE.read_text(encoding="utf-8")
     assert race_worlds.table(ROWS) in page
     assert race_worlds.example(ROWS[0]) in page
+    assert not re.search(r'"/\w', race_worlds.ROWS.read_text(encoding="utf-8"))  # no path of a machine
 
 
 def test_the_race_gains_where_there_is_a_fault_and_claims_no_more_than_is_there():
