@@ -117,7 +117,7 @@ def test_logits_without_their_scale_are_warned_of_once(spec, recwarn):
     assert not [one for one in recwarn.list if "expected cosines" in str(one.message)]
     loss_fn = cp.objective(spec)
     with pytest.warns(
-        UserWarning, match=r"expected cosines, but similarities reach \S+ at scale=1, which is what"
+        UserWarning, match=r"expected cosines, but similarities reach \S+ at scale=1; pass scale=,"
     ) as found:
         loss_fn.from_logits(20 * s)
     assert found[0].filename == __file__

@@ -128,7 +128,18 @@ def test_what_stands_for_a_name_of_another_library_exists(name):
     with pytest.raises(cp.SpecError, match=f"Did you mean '{spec}'"):
         cp.objective(name)
     z1, z2 = torch.randn(2, 8, 4)
-    given = {"temperature": 0.5, "prior": 0.1, "z1": z1, "z2": z2, "anchor": z1, "positive": z2, "negative": z1.flip(0)}
+    given = {
+        "temperature": 0.5,
+        "prior": 0.1,
+        "z1": z1,
+        "z2": z2,
+        "query": z1,
+        "key": z2,
+        "bank": z2.flip(0),
+        "anchor": z1,
+        "positive": z2,
+        "negative": z1.flip(0),
+    }
     for code in re.findall(r"(?:InfoNCE|DCL|SupCon)\((?:[^()]|\([^()]*\))*\)(?:\([^()]*\))?", call):
         eval(f"cp.{code}", {"cp": cp, "labels": torch.arange(8) // 2, **given})
 

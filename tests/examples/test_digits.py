@@ -99,7 +99,7 @@ def test_report_claims_only_what_the_interval_allows(digits):
     for measure in ("kNN", "linear"):
         said = re.search(rf"^{measure}, against {PLAIN} - (.*)\.$", text, re.M)
         assert said
-        assert said[1].startswith("higher: dcl (by 2.0); lower: adnce (by 2.0); cannot tell: hcl (differences from ")
+        assert said[1].startswith("higher: dcl (by 2.0); lower: adnce (by 2.0); cannot tell: hcl (differences of ")
     assert "+2.0 [+1.6, +2.4]" in text
 
 

@@ -60,7 +60,7 @@ def test_the_words_claim_only_what_the_test_allows(study):
     table = shown(8)
     assert "| HCL | 79.8 ± 1.6 (-2.0 [-2.1, -1.9]) |" in table
     assert "| papers (official): GraphCL, t=0.2 | 86.80 ± 1.34 |" in table
-    assert "higher: DCL (by 2.0); lower: HCL (by 2.0); cannot tell: ADNCE (differences from " in table
+    assert "higher: DCL (by 2.0); lower: HCL (by 2.0); cannot tell: ADNCE (differences of " in table
     assert "cannot tell: DCL, HCL, ADNCE." in shown(2).replace("ADNCE, DCL, HCL", "DCL, HCL, ADNCE")
 
 

@@ -87,7 +87,7 @@ def test_report_claims_only_what_the_interval_allows(toy):
     rows = {"a": [-1, 2, 0, 1, -2], "b": [1.9, 2, 2.1, 2, 2]}
     summary = {data: {PLAIN: row(None), "hcl": row(gaps)} for data, gaps in rows.items()}
     text = toy.report({"arguments": {"objectives": [PLAIN, "hcl"], "trials": 5}, "summary": summary})
-    assert f"a, against {PLAIN}: cannot tell: hcl (differences from " in text
+    assert f"a, against {PLAIN}: cannot tell: hcl (differences of " in text
     assert f"b, against {PLAIN}: higher: hcl (by 2.0)." in text
 
 
