@@ -544,15 +544,16 @@ def test_memory_does_not_grow_with_the_square(spec):
     assert peak(2048, spec) < 25
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
     ("spec", "shape"),
     [
         ("hcl:t=0.1", "padded"),
-        pytest.param("soft", "soft", marks=pytest.mark.slow),
-        pytest.param("hcl:t=0.1", "documents", marks=pytest.mark.slow),
+        ("soft", "soft"),
+        ("hcl:t=0.1", "documents"),
         *(
-            pytest.param(spec, "index", marks=pytest.mark.slow)
+            (spec, "index")
             for spec in (
                 "psl",
                 "drrl",
