@@ -109,6 +109,7 @@ class Replaced(ABC):
         seam.count()
         if not all(bool(each.isfinite().all()) for each in g):  # a GradScaler drops such a step
             return unchanged
+        seam.first = seam.first or float(sum(each.double().abs().sum() for each in g))
         if trains_own and not verifies and seam.report is None:
             return unchanged
         found = self.trained(self.proved(g, tensors, dtype), tensors, trains_own)

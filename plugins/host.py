@@ -94,6 +94,7 @@ class Seam:
         proofs: calls in which the gradient was that of the host's own loss.
         worst: its largest difference in these, relative.
         proved_at: what the gradient was compared at, embeddings or logits.
+        first: the size of the first gradient, by which repetitions are told from seeds with equal results.
         ratios: of the weight to what arrives at a returned loss, the steps for which it has stayed, and the calls.
         if_wrong: what to do about a difference, in words.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
@@ -119,6 +120,7 @@ class Seam:
     proofs: int = 0
     worst: float = 0.0
     proved_at: str = ""
+    first: float = 0.0
     ratios: dict[object, tuple[float, int, int]] = field(default_factory=dict)
     if_wrong: str = (
         "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "

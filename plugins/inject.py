@@ -152,6 +152,7 @@ def command(args: argparse.Namespace) -> int:
             about = {"host": host.name, "objective": seam.spec, "own": own, "calls": seam.calls, "error": failure}
             excluded = [each["excluded"] for each in seam.counts()]
             about["excluded"] = max(excluded) if excluded and all(x >= 0 for x in excluded) else None  # NaN: unknown
+            about |= {"first_gradient": seam.first}
             about |= {"step_seconds": seam.step_seconds, "training_seconds": sum(seam.gaps)}
             counts.write_text(json.dumps(about))
         if not seam.quiet and (seam.calls > 1 or seam.seen or not failed):  # else the error says all

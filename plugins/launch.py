@@ -215,7 +215,7 @@ def _compile(body: list[ast.stmt], path: str) -> CodeType:
     return compile(ast.Module(body, []), path, "exec", dont_inherit=True)
 
 
-_COUNTS = ("gaps", "calls", "proofs", "worst", "proved_at", "seen", "replaced", "notes")
+_COUNTS = ("gaps", "calls", "proofs", "worst", "proved_at", "first", "seen", "replaced", "notes")
 
 
 class _Child:
@@ -279,6 +279,7 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
                 seam.calls += result["calls"]
                 seam.proofs, seam.worst = seam.proofs + result["proofs"], max(seam.worst, result["worst"])
                 seam.proved_at = seam.proved_at or result["proved_at"]
+                seam.first = max(seam.first, result["first"])
                 seam.notes |= result["notes"]
                 seam.in_processes = result["counts"] or seam.in_processes
                 for name, places in (("seen", seam.seen), ("replaced", seam.replaced)):

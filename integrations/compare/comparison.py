@@ -314,9 +314,12 @@ def did_nothing(spec: str, details: Mapping[str, Any]) -> str:
 
 
 def same_numbers(runs: Sequence[Run]) -> bool:
-    """Return whether there are several seeds, and no row's numbers depend on them; NaN says nothing of seeds."""
+    """Return whether there are several seeds, and neither a row's numbers nor its first gradient depend on them.
+
+    NaN says nothing of seeds, and of a coarse number, two seeds may have the same value.
+    """
     runs = [run for run in runs if any(map(math.isfinite, (run.result or {}).values()))]
-    rows = {(run.name, json.dumps(run.record["result"])) for run in runs}
+    rows = {(run.name, json.dumps(run.record["result"]), f"{run.details.get('first_gradient', 0):.4g}") for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 
 

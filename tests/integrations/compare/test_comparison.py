@@ -133,16 +133,17 @@ def test_the_arguments_of_a_run(script, flags, expected):
 
 @pytest.fixture
 def done(tmp_path):
-    """Make finished runs from ``(objective, seed, calls, seconds of a step, number)``."""
+    """Make finished runs from ``(objective, seed, calls, seconds of a step, number)``, with ``first`` gradients."""
 
-    def make(*rows, **more):
+    def make(*rows, first=(), **more):
         runs = []
-        for objective, seed, calls, seconds, number in rows:
+        for i, (objective, seed, calls, seconds, number) in enumerate(rows):
+            told = {"first_gradient": first[i]} if first else {}
             arguments = cell("logits", [], ["t.py"], "c0de", Settings(), objective, seed, **more)
             run = store.Run(tmp_path, arguments)
             with run.lock():
                 run.begin()
-                run.finish({"acc": number}, calls=calls, step_seconds=seconds, metrics=[])
+                run.finish({"acc": number}, calls=calls, step_seconds=seconds, metrics=[], **told)
             runs.append(run)
         return runs
 
@@ -191,6 +192,11 @@ def test_a_seed_without_effect_is_seen(done):
     lost = done(*((spec, seed, 9, 1, math.nan) for seed in range(2) for spec in ("host", "dcl")))
     assert not same_numbers(lost)  # NaN says nothing of the seed
     assert same_numbers([*same, *lost])
+
+
+@pytest.mark.parametrize(("first", "same"), [((7.5, 7.50001), True), ((7.5, 7.6), False), ((0.0, 0.0), True)])
+def test_seeds_with_the_same_coarse_number_are_no_repetitions(done, first, same):
+    assert same_numbers(done(("hcl", 0, 9, 1, 0.5), ("hcl", 1, 9, 1, 0.5), first=first)) == same
 
 
 def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
