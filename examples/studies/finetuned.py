@@ -313,10 +313,11 @@ def tables(trained: str, done: dict[tuple[Any, ...], Any], panels: dict[str, dic
 def said(row: str, versus: dict[str, dict[str, Any]]) -> str:
     """Return the verdict on a row; where the placebo differs, those stand whose interval lies beyond that of it."""
     one, placebo = versus[row], versus.get(PLACEBO)
+    word = Verdict(**one).word
     if row == PLACEBO or placebo is None or placebo["kind"] != "different" or one["kind"] != "different":
-        return str(one["kind"])
+        return word
     beyond = one["low"] > placebo["high"] or one["high"] < placebo["low"]
-    return "different, beyond the placebo" if beyond else "withdrawn: the placebo differs as much"
+    return f"{word}, beyond the placebo" if beyond else "withdrawn: the placebo differs as much"
 
 
 def right(wrong: Sequence[int]) -> Items:
@@ -331,7 +332,8 @@ def write(page: Path, lines: Sequence[str]) -> None:
         "**Does a loss help when the encoder itself is fine-tuned?** MiniLM on 77 intents, all of it or its last "
         "two layers. In topical batches one in six negatives is false, in mined ones two of three hard negatives are. "
         "Known intents correct that. The guide is the encoder before training. The placebo is InfoNCE, tuned again; "
-        "where its t is the same, its difference is 0. Rows that have not finished all seeds are left out."
+        "where its t is the same, its difference is 0, and it says nothing of the search's luck. Rows that have not "
+        "finished all seeds are left out."
     )
     command = "    COUNTERPOINT_DATA=... python examples/studies/finetuned.py        # continues where it stopped"
     body = "\n".join([question, "", "![Differences with intervals](results/finetuned.png)", "", *lines, "", command])
