@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -183,13 +184,14 @@ class Seam:
 
     def raise_if_half(self) -> None:
         """Raise an error if a part of the host's loss was left alone, unless that is meant."""
-        left = [place for place, calls in self.seen.items() if calls in self.replaced.values()]
+        replaced = [_anchors(calls) for calls in self.replaced.values()]
+        left = [place for place, calls in self.seen.items() if _anchors(calls) in replaced]
         if uncalled := [name for name in self.named if name not in self.replaced and not self.options.get("only")]:
             raise HalfError(f"{' and '.join(uncalled)} was not called. If it is called later, say --only")
         if left and not self.options.get("only"):
             raise HalfError(
-                f"a part of the host's loss was left alone: {' and '.join(left)} was called with the same shapes as "
-                "often. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
+                f"a part of the host's loss was left alone: {' and '.join(left)} was called as often with as many "
+                "anchors. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
             )
 
     def end(self) -> None:
@@ -330,6 +332,14 @@ def objective_of(spec: str, own: str = OWN_LOSS) -> Objective:
     if spec.partition(";")[0].strip() == OWN_LOSS:
         raise SeamError(f"{spec}: the host's own loss is not known here; --own says what it computes")
     return as_objective(spec)
+
+
+def _anchors(calls: Mapping[str, int]) -> Counter[str]:
+    """Count calls by their anchors: two directions may have other numbers of keys, a classifier is no part."""
+    counts = Counter[str]()
+    for shape, number in calls.items():
+        counts[shape.rpartition(", ")[0] if shape.endswith(")") else shape] += number
+    return counts
 
 
 def is_first_process() -> bool:
