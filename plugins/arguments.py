@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -58,4 +59,5 @@ class Parser(argparse.ArgumentParser):
         if word.endswith(".py") and "--site" in known:  # flags of commands that run a script
             self.error(f"unexpected {word!r}. A script and its own arguments stand behind --: -- {word} ...")
         data = [name for name in (*["--objective"] * is_spec(word), *DATA) if name in known]
-        self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {word}?" if data else ""))
+        one = " It takes one." if data and known[data[0]].nargs is None else ""
+        self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {shlex.quote(word)}?{one}" if data else ""))
