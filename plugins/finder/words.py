@@ -148,10 +148,12 @@ def in_words(data: Findings) -> list[str]:
     for loss in losses:
         lines += ["", *_loss_words(loss)]
     about = '"host; {kind}={path}", {length} values, {distinct} distinct'
-    told = [
-        ("treatment", about.format_map(x) + CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"]))
-        for x in data["told"]
-    ]
+    apart = [one["logits"] for one in known if one.get("positives") == "the diagonal" and one["processes"] == 1]
+    others = {rows: f"; the {keys - rows} other keys have none" for *_, rows, keys in apart if rows < keys}
+    told = []
+    for x in data["told"]:
+        notes = CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"]) + others.get(x["length"], "")
+        told.append(("treatment", about.format_map(x) + notes))
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:

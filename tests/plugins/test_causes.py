@@ -781,8 +781,15 @@ def test_what_a_treatment_could_be_told(find):
     }
     assert all(2 <= each["distinct"] <= 4 for each in found.data["told"])
     assert "treatment     \"host; ids=batch['doc']\", 8 values, " in found.err
+    assert "other keys" not in found.err
     assert found.data["own"] == "infonce:t=0.1"
     assert not found.data["errors"]
+
+
+def test_ids_that_leave_out_mined_negatives(find):
+    """Which have none then, and so stay negatives of every anchor."""
+    script = TOLD.replace("z1 @ z2.T", "z1 @ torch.cat([z2, z1.detach()[:3]]).T")
+    assert "\"host; ids=batch['doc']\", 8 values, 4 distinct; the 3 other keys have none\n" in find(script).err
 
 
 def test_without_anything_to_tell(find):
