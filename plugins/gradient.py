@@ -25,6 +25,7 @@ from torch import Tensor
 from counterpoint.batch.ready_made import MASKED, columns_of
 from counterpoint.hyper import warn_of_scales
 from counterpoint.objective import Objective, as_objective
+from counterpoint.objectives.infonce import DCL
 from counterpoint.treatment import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
@@ -37,6 +38,10 @@ ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch
 """The largest relative difference of losses that are computed in these precisions."""
 LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
+LOOKS, RARE = (10, 100, 1000), 0.05  # calls, share of anchors
+FLOORED = (
+    "at {:.0%} of the anchors, prior= took out more than there was: their negatives had no gradient. A smaller one?"
+)
 CROSS_ENTROPY = "infonce:t=host"  # of scaled logits, whose gradient is softmax minus one-hot whatever the scale is
 
 
@@ -127,6 +132,12 @@ class Replaced(ABC):
                 line |= {"verify": True} if seam.calls <= seam.verify else {}  # of the host's own loss
                 with seam.report.open("a") as file:
                     file.write(json.dumps({"step": seam.start + seam.calls, **line}) + "\n")
+        if not own and seam.calls in LOOKS and any(isinstance(part, DCL) for part in loss_fn.modules()):
+            with torch.no_grad():
+                numbers = self.report(loss_fn, tensors)
+            floored = max((x for name, x in numbers.items() if "clamp_rate" in name), default=0.0)
+            if floored > RARE:
+                seam.notes[f"{self.where}, call {seam.calls}"] = FLOORED.format(floored)
         pairs = () if own else zip(ours(loss_fn), (*tensors, *self.learned), strict=True)
         return [None if f is None else f.to(x.dtype) for f, x in pairs]
 

@@ -232,6 +232,13 @@ def test_one_call_is_replaced(launch, settings):
     assert other.losses[2] != pytest.approx(plain.losses[2], rel=1e-4)
 
 
+@pytest.mark.parametrize(("prior", "told"), [(0.9, True), (0.001, False)])
+def test_anchors_whose_negatives_have_no_gradient_are_told(launch, prior, told):
+    found = launch(*SITE, "--objective", f"hcl:t=0.1,prior={prior}", script=SCRIPT.replace("range(3)", "range(10)"))
+    said = re.search(r"toy.py:14, call 10: at (\d+)% of the anchors, prior= took out more than there was", found.err)
+    assert bool(said and int(said[1]) > 5) == told
+
+
 def test_compiled_code(launch, tmp_path):
     """In a fresh process, since the compiler remembers which functions it has seen."""
     plain = launch("--site", "elsewhere.py:1", "--scale", "10")
