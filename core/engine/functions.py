@@ -46,6 +46,7 @@ class Traced:
     guided: bool = False
     guide: tuple[Tensor, Tensor] | None = None
 
+    scale: float = 1.0
     offset: float = 0.0
 
     @staticmethod
@@ -80,10 +81,6 @@ class Traced:
 
     def for_rows(self, rows: slice) -> Traced:
         return replace(self, per_anchor=tuple(p[rows] for p in self.per_anchor))
-
-    @property
-    def scale(self) -> float:
-        return 1.0
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
         return gradient

@@ -16,13 +16,12 @@ from ..values import Value
 from .accumulators import Accumulator, LogSumExp, MeanSoftplus, SumExp, normalized_gradients
 from .functions import Traced
 from .mask import Mask, Tile, Workspace
-from .quadratic import Quadratics
-from .softplus import Softplus
+from .quadratic import Quadratics, Softplus
 
 # store all tiles of at most so many pairs: 4 MB of float32
 STORED = 2**20
 
-Functions = Quadratics | Softplus | Traced
+Functions = Quadratics | Traced
 
 
 @dataclass(frozen=True)

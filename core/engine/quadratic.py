@@ -1,7 +1,7 @@
 """Functions that are at most quadratic in the similarity, with their gradients in closed form.
 
-InfoNCE, DCL, HCL, Gaussian ADNCE, and the polarization of distances, which is cut off at zero, are recognized by
-calling their function with a :class:`Quadratic`. Their tiles need neither autograd nor new memory
+InfoNCE, DCL, HCL, Gaussian ADNCE, the polarization of distances, which is cut off at zero, and SigLIP's softplus are
+recognized by calling their function with a :class:`Quadratic`. Their tiles need neither autograd nor new memory
 (:class:`Quadratics`). All other functions go through autograd (:class:`counterpoint.engine.functions.Traced`).
 """
 
@@ -83,8 +83,7 @@ class Quadratic:
         return self._with(self.value, self.slope, "relu")
 
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Quadratic:
-        """See :class:`counterpoint.engine.softplus.Softplus`; below 37, a threshold shows in float64."""
-        if beta != 1.0 or threshold < 37.0:
+        if beta != 1.0 or threshold < 37.0:  # a lower threshold shows in float64
             raise TypeError("not quadratic")
         return self._with(self.value, self.slope, "softplus")
 
@@ -155,8 +154,9 @@ class Quadratics:
         values: ``v1, v2`` of each.
         slopes: ``d0, d1`` of each.
         after: ``relu`` or ``softplus`` of a single function, ``max(0, v0 + v1 s + v2 s^2)`` for instance, is summed. A
-            softplus is for the GPU kernels; see :class:`counterpoint.engine.softplus.Softplus` for tiles.
+            softplus is for the GPU kernels; for tiles, it is a :class:`Softplus`.
         inside: ``v0`` of that function; a number for ``relu``.
+        offset: constant that the product adds to the similarities times ``scale``.
     """
 
     values: Sequence[Sequence[Value]]
@@ -205,12 +205,13 @@ class Quadratics:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors, beside the embeddings, that may get a gradient."""
-        return [v for row in self.values for v in row if isinstance(v, Tensor)]
+        return [v for row in (*self.values, [self.inside]) for v in row if isinstance(v, Tensor)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Quadratics:
         """Return the same functions of other ``tensors``."""
         rest = iter(tensors)
-        return replace(self, values=[[next(rest) if isinstance(v, Tensor) else v for v in row] for row in self.values])
+        values = [[next(rest) if isinstance(v, Tensor) else v for v in row] for row in self.values]
+        return replace(self, values=values, inside=next(rest, self.inside))
 
     def for_rows(self, rows: slice) -> Quadratics:
         """Return the functions of some of the anchors."""
@@ -290,6 +291,58 @@ class Quadratics:
                 dx = dx.mul_(d0 if is_zero(d1) else torch.mul(s, d1, out=workspace("slope", s.shape)).add_(d0))
             ds = dx if ds is None else ds.add_(dx)
         return ds, d_tensors
+
+
+class Softplus(Quadratics):
+    """``log(1 + e^{v0 + v1 s})``, the loss of each pair of SigLIP, with numbers that are the same for all anchors.
+
+    One exponential per pair serves both passes: it is stored, its ``log1p`` is the value, and ``e / (1 + e)`` the
+    derivative.
+    """
+
+    @staticmethod
+    def of_linear(function: Quadratics, device: torch.device, bound: float) -> Softplus | None:
+        """Return the softplus of a linear function; None of another one, or if exponentials may overflow or vanish."""
+        ((v1, v2),), ((d0, d1),), v0 = function.values, function.slopes, function.inside
+        if device.type != "cpu" or not (is_zero(v2) and is_zero(d1)):  # reading a tensor would synchronize
+            return None
+        if any(isinstance(v, Tensor) and v.numel() > 1 for v in (v1, d0, v0)):
+            return None
+        slope, intercept = _number(v1), _number(v0)
+        if slope != _number(d0) or slope == 0.0 or abs(slope) * bound + abs(intercept) > SAFE:  # or partly detached
+            return None
+        return Softplus(function.values, function.slopes, "softplus", v0, intercept * LOG2E)
+
+    @property
+    def slope(self) -> float:
+        return _number(self.values[0][0])
+
+    @property
+    def scale(self) -> float:
+        return self.slope * LOG2E
+
+    def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
+        return gradient * self.slope
+
+    def evaluate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, backward: bool = False
+    ) -> Iterator[tuple[int, Tensor]]:
+        yield 0, s
+
+    def backpropagate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, value_gradient: Callable[[int, Tensor], Tensor]
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        return value_gradient(0, s), []
+
+    def add_gradients(self, d_tensors: Sequence[Tensor], total: Tensor, product: Tensor) -> None:
+        """Add the gradients of ``tensors``, given the sums over all pairs of ``dL/ds`` and of ``s dL/ds``."""
+        sums = [x for x, v in ((product, self.values[0][0]), (total, self.inside)) if isinstance(v, Tensor)]
+        for d, x in zip(d_tensors, sums, strict=True):
+            d += (x / self.slope).reshape(d.shape)
+
+
+def _number(x: Value) -> float:
+    return float(x.detach() if isinstance(x, Tensor) else x)
 
 
 def multiple_of(f: Callable[..., Any]) -> float | None:

@@ -24,8 +24,7 @@ from .functions import Traced
 from .mask import Limits, Mask, Workspace, with_own_guide
 from .matrix import MatrixNegatives, Negatives
 from .passes import Functions, ReduceTiles, TilePass
-from .quadratic import SAFE, Quadratics, is_zero, rows_of
-from .softplus import Softplus
+from .quadratic import SAFE, Quadratics, Softplus, is_zero, rows_of
 
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
@@ -227,7 +226,7 @@ class TileNegatives(Negatives):
         if functions is not None and functions.after == "relu":
             return self._reduce(Mean, functions)[0]
         if functions is not None and functions.after == "softplus" and not self.mask.strength:
-            softplus = Softplus.of(functions, self.like.device, self.bound())
+            softplus = Softplus.of_linear(functions, self.like.device, self.bound())
             if softplus is not None:
                 return self._reduce(MeanSoftplus, softplus)[0]
         return self._reduce_traced("mean", f, per_anchor)
