@@ -28,8 +28,8 @@ class Quadratic:
     """``v0 + v1 s + v2 s^2``: the result of a quadratic function of ``s`` that is called with one.
 
     The derivative ``d0 + d1 s`` is stored beside the value, since ``detach`` makes it another function. Coefficients
-    are floats, or tensors with their autograd history. Operations that leave the quadratics raise, so that a function
-    that uses them is not recognized. ``after`` is ``relu`` or ``softplus`` if that is the last operation.
+    are floats, or tensors with their autograd history. Other operations raise, so that a function that uses them is not
+    recognized. ``after`` is ``relu`` or ``softplus`` if that is the last operation.
     """
 
     def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, after: str = "") -> None:
@@ -150,21 +150,15 @@ def _magnitude(x: Value, unknown: float) -> float:
 class Quadratics:
     """Quadratic functions, each the exponent of a log-sum-exp; their constant terms are added afterwards.
 
-    Args:
-        values: ``v1, v2`` of each.
-        slopes: ``d0, d1`` of each.
-        after: ``relu`` or ``softplus`` of a single function, ``max(0, v0 + v1 s + v2 s^2)`` for instance, is summed. A
-            softplus is for the GPU kernels; for tiles, it is a :class:`Softplus`.
-        inside: ``v0`` of that function; a number for ``relu``.
-        offset: constant that the product adds to the similarities times ``scale``.
+    Or a single one whose ``relu`` or ``softplus`` is summed, such as ``max(0, v0 + v1 s + v2 s^2)``. A softplus is for
+    the GPU kernels; in tiles, it is a :class:`Softplus`.
     """
 
-    values: Sequence[Sequence[Value]]
-    slopes: Sequence[Sequence[Value]]
-    after: str = ""
-    inside: Value = 0.0
-
-    offset: float = 0.0
+    values: Sequence[Sequence[Value]]  # v1, v2 of each
+    slopes: Sequence[Sequence[Value]]  # d0, d1 of each
+    after: str = ""  # relu or softplus
+    inside: Value = 0.0  # v0 of that; a number for relu
+    offset: float = 0.0  # that the product adds to the similarities times scale
 
     @staticmethod
     def of(
@@ -267,9 +261,7 @@ class Quadratics:
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Compute ``dL/ds`` of a tile, and the gradients of ``tensors``.
 
-        Args:
-            s: the tile's similarities.
-            value_gradient: from the number of a function and its values, as in :meth:`evaluate`, to ``dL/d f(s)``.
+        ``value_gradient`` maps the number of a function and its values, as in :meth:`evaluate`, to ``dL/d f(s)``.
         """
         ds, d_tensors = None, []
         for k, x in self.evaluate(s, tile, workspace, backward=True):
