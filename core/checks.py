@@ -39,10 +39,7 @@ def set_checks(mode: str) -> None:
 
 
 def traced() -> bool:
-    """Whether torch transforms this code, which then consists of torch's own differentiable operations.
-
-    That is the case in compiled code, under ``torch.func``, for forward-mode derivatives, and for fake tensors.
-    """
+    """Whether torch transforms this code: compiled, ``torch.func``, forward-mode derivatives, fake tensors."""
     if compiling():  # first: a compiler cannot trace the rest
         return True
     modes = torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
@@ -169,10 +166,7 @@ def require_prior(prior: Tensor, zero: bool = True) -> Tensor:
 
 
 def require_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> Tensor | float:
-    """Raise if an anchor has no negatives, naming which.
-
-    Returns a factor of the anchors' losses: 1, and where values are not read, NaN for anchors without negatives.
-    """
+    """Raise if an anchor has none; return a factor of losses: 1, or NaN for these where values are not read."""
     if not isinstance(count, Tensor):
         return 1.0
     if not wanted(count):

@@ -1,9 +1,7 @@
 """Large batches through an encoder whose activations would not fit: a gradient cache.
 
-A contrastive loss needs the embeddings of the whole batch at once, but not the activations behind them. So the encoder
-encodes the batch in chunks that store only their embeddings, and the backward pass re-encodes one chunk after another.
-
-Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup,
+The encoder encodes the batch in chunks that store only their embeddings; the backward pass re-encodes one chunk after
+another. Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup,
 https://arxiv.org/abs/2101.06983.
 """
 
@@ -32,10 +30,8 @@ def gradcache(
 
     Loss and gradients match those of a single pass: re-encoding restores the random state (dropout) and the autocast
     mode. Batch normalization is the exception: it sees a chunk instead of the batch, and updates its running statistics
-    twice.
-
-    *Cost*: one more forward pass of the encoder, about a third more time. *Memory*: the activations of one chunk, and
-    the embeddings; that of the similarities depends on the objective's ``engine``.
+    twice. The *cost* is one more forward pass of the encoder, about a third more time, the *memory* that of the
+    activations of one chunk and of the embeddings; that of the similarities depends on the objective's ``engine``.
 
     *DistributedDataParallel*: pass the wrapped module itself, not a function around it. Gradients are averaged once,
     after the last chunk, and processes may have different numbers of chunks.
@@ -49,9 +45,6 @@ def gradcache(
         chunk: number of samples that are encoded at a time, at least 1; as many as fit are fastest.
         output: selects the embeddings from what the encoder returns, such as
             ``lambda out: out.last_hidden_state[:, 0]``.
-
-    Returns:
-        The embeddings, ``(samples, ...)``.
 
     >>> import torch, counterpoint as cp
     >>> encoder, x = torch.nn.Linear(8, 4), torch.randn(6, 8)

@@ -59,7 +59,7 @@ def widen(z: Tensor) -> Tensor:
 
 
 class UnitViews(torch.autograd.Function):
-    """:func:`unit` of several views ``(B, d)``, below one another: ``(m B, d)``; stores little for the backward pass.
+    """:func:`unit` of several views ``(B, d)``, below one another, ``(m B, d)``; stores little for the backward pass.
 
     Also returns the factors of the rows, ``(m B, 1)``, so that autograd can differentiate the gradient again.
     """

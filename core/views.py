@@ -44,7 +44,7 @@ def pgd(
 ) -> Tensor:
     """Take several steps along the sign of the gradient, each projected back into the ``epsilon`` box.
 
-    Paper: Madry et al. 2018, https://arxiv.org/abs/1706.06083.
+    Returns the changed inputs, detached. Paper: Madry et al. 2018, https://arxiv.org/abs/1706.06083.
 
     Args:
         loss: maps inputs to the scalar to increase.
@@ -54,9 +54,6 @@ def pgd(
         steps: number of steps, at least 1.
         random_start: start from a random point of the box.
         clip: range of valid inputs, e.g. ``(0, 1)`` for images.
-
-    Returns:
-        The changed inputs, detached.
     """
     checks.require_float(x, "x")
     if epsilon <= 0 or steps < 1:
@@ -84,12 +81,9 @@ def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None
     The paper mixes inputs. Mixed embeddings are another loss, for inputs that cannot be mixed, such as sentences.
 
     Args:
-        x: ``(B, ...)``.
+        x: ``(B, ...)``; the mixed views are ``(B, count, ...)``.
         lam: share of the sample itself, in ``[0, 1]``.
         count: mixed views per sample, from 1 to ``B - 1``.
-
-    Returns:
-        ``(B, count, ...)``.
     """
     size = checks.require_float(x, "x").shape[0]
     if not 1 <= count < size:
@@ -123,19 +117,15 @@ def attack(
 ) -> Tensor:
     """Find adversarial views: inputs near ``x`` that maximize the contrastive loss against ``anchor``.
 
+    Encode the result, which is detached, and pass it as ``adversarial=``.
+
     Args:
-        encoder: maps inputs to embeddings; put in evaluation mode while attacked, so that neither batch
-            statistics nor dropout depend on the attack.
+        encoder: maps inputs to embeddings; attacked in evaluation mode, without batch statistics and dropout.
         anchor: ``(B, d)`` embeddings of the other view; constant here.
-        x: inputs of the attacked view.
-        epsilon: largest change of any element.
         objective: the loss to maximize, on ``one_way`` pairs; InfoNCE by default, as in the paper. Schedules and
             tracked values stay as they are.
         steps: 1 for FGSM, more for PGD with a random start.
-        step, clip: as in :func:`pgd`.
-
-    Returns:
-        The adversarial inputs, detached. Encode them and pass the result as ``adversarial=``.
+        x, epsilon, step, clip: as in :func:`pgd`.
     """
     target, fixed = objective or InfoNCE(), anchor.detach()
 

@@ -24,48 +24,31 @@ ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 class Batch:
     """The embeddings of a batch with their labels, ids and weights, validated.
 
-    Args:
-        views: tensors ``(B, d)``, one per view; with a queue also ``(B, m, d)``. Or queries, and documents as keys.
-
-    The other arguments are those of :class:`counterpoint.batch.options.BatchOptions`.
-
-    Attributes:
-        raw: the views as they came.
-        views: the views normalized and in ``dtype``, computed on first use.
-        size, width, device: ``B``, ``d`` and where the embeddings are.
-        ids: ``ids``, or the labels.
-        queue, negatives: further keys, normalized, ``(K, d)`` and ``(B, n, d)``; their ids and log-probabilities have
-            one dimension, a number per key. Documents are a queue with positives.
-        adversarial, mixed: ``(B, n, d)``, normalized.
-        rules: those of ``false_negatives``; ``guide`` is the same batch with the guide's embeddings.
-        directions, hardness: those of the pairing ``joint``; without it no directions.
-        engine, edge: how to reduce the negatives, one of :data:`ENGINES`, and the edge of tiles, None to choose.
-        group: the processes that share the batch, if several do.
-        offset, total: position of this process's samples in the batch of all processes, and its size.
-        scores: the scores of each pairing computed so far, see :func:`counterpoint.batch.pairings.scores_of`.
+    ``views`` are tensors ``(B, d)``, with a queue also ``(B, m, d)``; or queries, and documents as keys. The other
+    arguments are those of :class:`counterpoint.batch.options.BatchOptions`.
     """
 
     # of a batch of which only the views are known
-    directions: tuple[str, ...] = ()
+    directions: tuple[str, ...] = ()  # of the pairing joint
     hardness: tuple[str, float] | None = None
     labels: Tensor | None = None
-    ids: Tensor | None = None
+    ids: Tensor | None = None  # or the labels
     index: Tensor | None = None
     prior: Tensor | None = None
     positive_factor: Tensor | None = None
-    queue: Keys | None = None
-    bank: str = "queue"
-    negatives: Keys | None = None
+    queue: Keys | None = None  # normalized, (K, d); documents are a queue with positives
+    bank: str = "queue"  # or "documents"
+    negatives: Keys | None = None  # normalized, (B, n, d); their ids and log-probabilities have one dimension
     log_q: Tensor | None = None
-    adversarial: Tensor | None = None
+    adversarial: Tensor | None = None  # normalized, (B, n, d)
     mixed: Tensor | None = None
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[Rule, ...] = ()  # of false_negatives
     empty: str = "error"
     in_batch: bool = True
-    guide: Batch | None = None
-    group: ProcessGroup | None = None
+    guide: Batch | None = None  # the same batch with the guide's embeddings
+    group: ProcessGroup | None = None  # the processes that share the batch, if several do
     of_documents: ProcessGroup | None = None
-    offset: int = 0
+    offset: int = 0  # of this process's samples in the batch of all processes
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
@@ -84,12 +67,12 @@ class Batch:
         queue, given = known.get("queue"), any(isinstance(x, Keys) for x in (*views, *known.values()))
         if given and (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
             views, known["queue"], self.bank = views[:1], documents, "documents"
-        self.raw = checks.require_views(views, queue is not None, stacked)
+        self.raw = checks.require_views(views, queue is not None, stacked)  # the views as they came
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
-        self.total = self.size
+        self.total = self.size  # of all processes
         self.dtype = torch.float64 if torch.float64 in [view.dtype for view in self.raw] else torch.float32
-        self.scores: dict[str, Scores] = {}
+        self.scores: dict[str, Scores] = {}  # of each pairing so far
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
         if known or pairing == "joint":
             self._describe(**known)
@@ -123,14 +106,13 @@ class Batch:
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
         self.queue = None if bank is None else self._keys(bank, self.bank, self._bank(bank.embeddings))
-        per_sample = None if hard is None else self._per_sample(hard.embeddings, "negatives")
-        self.negatives = None if hard is None or per_sample is None else self._keys(hard, "negatives", per_sample)
+        if hard is not None:
+            self.negatives = self._keys(hard, "negatives", self._per_sample(hard.embeddings, "negatives"))
         self.adversarial = None if adversarial is None else self._per_sample(adversarial, "adversarial")
         self.mixed = None if mixed is None else self._per_sample(mixed, "mixed")
         self.rules, self.empty = as_rules(known.get("false_negatives")), known.get("empty", "error")
         self.in_batch = known.get("in_batch", True)
-        self._check_combinations()
-        self._check_choices()
+        self._check()
 
     @property
     def views(self) -> list[Tensor]:
@@ -315,7 +297,8 @@ class Batch:
         with torch.no_grad():
             return Batch(views, **known)
 
-    def _check_combinations(self) -> None:
+    def _check(self) -> None:
+        """Raise if arguments cannot be combined."""
         if self.queue is not None and self.negatives is not None:
             raise ValueError(f"expected {self.bank} or negatives=, got both: append the hard ones to the {self.bank}.")
         if self.bank == "documents" and self.labels is not None:
@@ -329,8 +312,6 @@ class Batch:
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(f"{name}= goes with pairings of the batch itself, not queue=, negatives= or labels=.")
-
-    def _check_choices(self) -> None:
         check_known("empty: unknown value", self.empty, EMPTY)
         if self.empty != "error" and not self.rules:
             raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")

@@ -1,7 +1,6 @@
 """Choose which keys are negatives and how they are reduced: as a matrix, in tiles, in chunks or by GPU kernels.
 
-``core/engine/README.md`` shows the engines. In chunks, the loss and its gradient are computed together, some anchors at
-a time; see :mod:`counterpoint.engine.chunks`.
+``core/engine/README.md`` shows the engines.
 """
 
 import math
@@ -16,8 +15,8 @@ from torch import Tensor
 from .. import checks
 from ..engine.chunks import Chunk, loss_in_chunks
 from ..engine.joined import JoinedNegatives
-from ..engine.mask import Mask, own_columns
-from ..engine.matrix import MatrixNegatives, Negatives
+from ..engine.mask import Mask
+from ..engine.matrix import MatrixNegatives, Negatives, excluded_by, own_columns
 from ..engine.pairs import PairNegatives
 from ..engine.tiles import TileNegatives
 from ..values import given_by_host, host_values, learned_values, with_host_values
@@ -50,15 +49,10 @@ def negatives_of(
     optional: bool = False,
     engine: str = "",
 ) -> Negatives:
-    """Return the views of all other samples, and the hard negatives of all samples, as negatives.
+    """Return the views of all other samples, and the hard negatives ``(B, n, d)`` of all samples, as negatives.
 
-    Args:
-        parts: anchors and keys, each a list of views ``(B, d)``.
-        both: compare in both directions: the keys are further anchors, listed last, whose keys are the first ones.
-        hard: ``(B, n, d)`` hard negatives.
-        owned: whether an anchor's own hard negatives count.
-        optional: whether others are joined to these, so that an anchor may have none.
-        engine: by default the batch's.
+    With ``both``, the keys are further anchors, listed last, whose keys are the first ones. An anchor's own hard
+    negatives count if ``owned``. ``optional``: others are joined to these, so that an anchor may have none.
     """
     if batch.group is not None and both:
         parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
@@ -95,23 +89,22 @@ def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:
     """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each.
 
-    Args:
-        owned: whether an anchor's own hard negatives count.
-        alone: the keys of an anchor are its own hard negatives, and no others.
+    An anchor's own hard negatives count if ``owned``; ``alone``, they are its only keys.
     """
 
     def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
         """Return a value for each anchor and for each key; hard negatives without one get ``missing``."""
         if x is None:
             return None
+        if of_hard is None:
+            of_hard = (x[:1] * 0 + missing).expand((batch.size if alone else batch.total) * hard)
+        elif hard and not alone:
+            of_hard = batch.everyone(of_hard)
         if alone:
-            default = (x[:1] * 0 + missing).expand(batch.size * hard)
-            return x, (default if of_hard is None else of_hard).view(-1, hard)
+            return x, of_hard.view(-1, hard)
         keys = batch.everyone(x).repeat(views)
-        if hard and of_hard is None:
-            keys = torch.cat([keys, (keys[:1] * 0 + missing).expand(batch.total * hard)])
-        elif hard and of_hard is not None:  # all samples' first ones, then their second: like views
-            keys = torch.cat([keys, batch.everyone(of_hard).view(-1, hard).T.flatten()])
+        if hard:  # all samples' first ones, then their second: like views
+            keys = torch.cat([keys, of_hard.view(-1, hard).T.flatten()])
         return x.repeat(times), keys
 
     known = batch.negatives
@@ -141,7 +134,7 @@ def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> Matr
 
 def masked_matrix(matrix: Tensor, mask: Mask, optional: bool = False) -> MatrixNegatives:
     """Return similarities as negatives, without those that ``mask`` excludes."""
-    neg = MatrixNegatives(matrix, *mask.of_matrix(matrix))
+    neg = MatrixNegatives(matrix, *excluded_by(mask, matrix))
     neg.optional = optional
     if not optional:
         neg.valid = checks.require_negatives(neg.count)
@@ -188,9 +181,7 @@ def masked_negatives(
 def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:
     """Return the engine of so many pairs for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
 
-    Args:
-        separate: whether the keys are other embeddings than the anchors, which have a gradient.
-        both: whether the keys are anchors too, after the others.
+    ``separate``: the keys are other embeddings than the anchors, and have a gradient; ``both``: they are anchors, too.
     """
     fewest = PAIRS if device.type != "cpu" else SEPARATE_CPU + 1 if separate else PAIRS_CPU
     if pairs < fewest:
@@ -258,9 +249,6 @@ def _refusal(objective: Any, scores: Scores, reduction: str) -> str | None:
 
 
 def _says_that_anchors_are_separate(objective: Any) -> bool:
-    """Return whether ``couples_anchors`` of each part is the part's own or that of a built-in objective.
-
-    Objectives of others inherit an answer that nobody may have checked.
-    """
+    """Return whether ``couples_anchors`` of each part is its own or a built-in's: nobody may have checked others."""
     parts = [type(part) for part in objective.modules() if hasattr(part, "couples_anchors")]
     return all(kind.__module__.startswith("counterpoint.") or "couples_anchors" in vars(kind) for kind in parts)

@@ -1,7 +1,6 @@
 """A batch that several processes share: check that they agree on its settings before they compute.
 
-A process that refuses its input ends the others with an error that names it. One that dies ends them with an error of
-the process group, at the latest after the group's timeout.
+A process that refuses its input ends the others with an error that names it.
 """
 
 from collections.abc import Sequence

@@ -19,7 +19,7 @@ Papers: GTE, https://arxiv.org/abs/2308.03281, and, for hardness, LLaVE, https:/
 """
 
 from .. import checks
-from ..engine.joined import joined, tilted
+from ..engine.joined import joined
 from ..engine.matrix import Negatives
 from .batch import Batch
 from .choose_engine import negatives_of, own_negatives
@@ -28,10 +28,6 @@ from .scores import Scores
 
 def joint(batch: Batch) -> Scores:
     """Score the first view with the second one, and with negatives of all directions."""
-    if len(batch.raw) != 2:
-        raise ValueError(f"the pairing joint needs exactly 2 views, got {len(batch.raw)}.")
-    if batch.total < 2:
-        raise ValueError("a batch of one sample has no negatives: batches need at least 2 samples.")
     views = batch.views
     queries, docs = views[:1], views[1:]
     every = None if batch.negatives is None else batch.negatives.embeddings
@@ -45,14 +41,14 @@ def joint(batch: Batch) -> Scores:
     parts: list[tuple[Negatives, int]] = []
     if apart and every is not None:
         neg = negatives_of(batch, [(queries, docs)], hard=hard, owned=False, optional=True)
-        parts.append((tilted(neg, strength) if mode == "in_batch_negatives" else neg, all_hard))
+        parts.append((neg.tilted(strength) if mode == "in_batch_negatives" else neg, all_hard))
         own = own_negatives(batch, queries[0], optional=True)
-        parts.append((tilted(own, strength) if mode == "hard_negatives" else own, every.shape[1]))
+        parts.append((own.tilted(strength) if mode == "hard_negatives" else own, every.shape[1]))
     else:
         neg = negatives_of(batch, [(queries, docs)], hard=every, optional=optional)
         of_batch = 0 if every is None else every.shape[1] * batch.total
         plain = mode is None or (mode == "hard_negatives" and every is None)
-        parts.append((neg if plain else tilted(neg, strength), of_batch))
+        parts.append((neg if plain else neg.tilted(strength), of_batch))
     for direction in further:
         anchors = queries if direction == "query_to_query" else docs
         keys = queries if direction in ("query_to_query", "doc_to_query") else docs
@@ -65,4 +61,4 @@ def joint(batch: Batch) -> Scores:
         negatives.valid = checks.require_negatives(sum(part.count for part, _ in parts))
     pos = (queries[0] * docs[0]).sum(-1, keepdim=True)
     twice = 2.0 if "doc_to_query" in batch.directions else 1.0
-    return Scores(pos, negatives, pairing="joint", views=2, hard=sum(count for _, count in parts), times=twice)
+    return Scores(pos, negatives, hard=sum(count for _, count in parts), times=twice)

@@ -45,9 +45,10 @@ def scores_of(batch: Batch, pairing: str) -> Scores:
     """Return the scores of a batch for an objective that asks for ``pairing``, computing those of each pairing once."""
     name = pairing_in_force(batch, pairing)
     if name not in batch.scores:
-        scores = PAIRINGS[name](batch)
-        scores.width = batch.width
-        judge = scores
+        _check_views(batch, name)
+        scores = judge = PAIRINGS[name](batch)
+        scores.pairing = batch.bank if batch.bank == "documents" else name
+        scores.views, scores.width = scores.views or len(batch.raw), batch.width
         if batch.guide is not None:
             with torch.no_grad():
                 judge = PAIRINGS[name](batch.guide)
@@ -129,8 +130,7 @@ def _exclude_false_negatives(batch: Batch, name: str, scores: Scores, judge: Sco
 def _filter(batch: Batch, scores: Scores, most: Tensor) -> Tensor:
     """Exclude negatives that are more similar than ``most``; return which anchors have any.
 
-    Anchors that lose all negatives keep the least similar one. If their loss is to be zero they keep all, so that every
-    reduction is finite, and get no weight.
+    Anchors that lose all keep the least similar one or, if their loss is to be zero, all: reductions stay finite.
     """
     before, how = scores.neg, (scores.judge, scores.exempt)
     before.group = batch.group
@@ -184,69 +184,62 @@ def pairing_in_force(batch: Batch, default: str) -> str:
 
 
 def _views(batch: Batch) -> Scores:
-    _require(batch, 2 if batch.labels is None else 1, "views")
     if batch.labels is not None:
-        return _labeled(batch, "views", [(batch.views, batch.views)])
+        return _labeled(batch, [(batch.views, batch.views)])
     views, number = batch.views, range(len(batch.views))
     products = {(i, j): (views[i] * views[j]).sum(-1) for i, j in combinations(number, 2)}
     pos = torch.cat([torch.stack([products[min(i, j), max(i, j)] for j in number if j != i], 1) for i in number])
-    return _scores(batch, "views", [(views, views)], pos)
+    return _scores(batch, [(views, views)], pos)
 
 
 def _one_way(batch: Batch) -> Scores:
-    _require(batch, 2, "one_way")
     hard = None if batch.negatives is None else batch.negatives.embeddings
     pairs = pairs_of(batch)  # none with labels
     anchors, *others = batch.views
     if batch.labels is not None:
-        return _labeled(batch, "one_way", [([anchors], others)], hard)
+        return _labeled(batch, [([anchors], others)], hard)
     pos = None if pairs is not None else torch.stack([(anchors * x).sum(-1) for x in others], 1)
     if pos is not None and not batch.in_batch:
-        return Scores(pos, own_negatives(batch, anchors), pairing="one_way", views=len(batch.raw))
+        return Scores(pos, own_negatives(batch, anchors))
     # SimCSE, supervised: hard negatives are further keys
-    return _scores(batch, "one_way", [([anchors], others)], pos, hard=hard, pairs=pairs)
+    return _scores(batch, [([anchors], others)], pos, hard=hard, pairs=pairs)
 
 
 def _symmetric(batch: Batch) -> Scores:
-    _require(batch, 2, "symmetric", exactly=True)
     if batch.labels is not None:
         a, b = batch.views
-        return _labeled(batch, "symmetric", [([a], [b]), ([b], [a])])
+        return _labeled(batch, [([a], [b]), ([b], [a])])
     pairs = pairs_of(batch, both=True)
     a, b = batch.views
     pos = None if pairs is not None else (a * b).sum(-1, keepdim=True).repeat(2, 1)
-    return _scores(batch, "symmetric", [([a], [b])], pos, both=True, pairs=pairs)
+    return _scores(batch, [([a], [b])], pos, both=True, pairs=pairs)
 
 
 def _first_two(batch: Batch) -> Scores:
-    _require(batch, 2, "first_two")
     a, b, *rest = batch.views
     pos = torch.cat([torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))])
     two = [a, b] if rest else batch.views
-    return _scores(batch, "first_two", [(two, two)], pos)
+    return _scores(batch, [(two, two)], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
-    _require(batch, 2, "pairs")
     pairs = list(combinations(batch.views, 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
-    return _scores(batch, "pairs", [(pair, pair) for pair in pairs], pos)
+    return _scores(batch, [(pair, pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
-    _require(batch, 2, "arcl")
     views = batch.views
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    scores = _scores(batch, "arcl", [(views[:1], views[:2])], pos)
+    scores = _scores(batch, [(views[:1], views[:2])], pos)
     scores.denominator_pos = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
-    _require(batch, 1, "single")
     z = batch.view(0)
     first = [z[:, 0] if z.dim() == 3 else z]
-    return _scores(batch, "single", [(first, first)], z.new_zeros(len(z), 1))
+    return _scores(batch, [(first, first)], z.new_zeros(len(z), 1))
 
 
 def _queue(batch: Batch) -> Scores:
@@ -270,7 +263,7 @@ def _queue(batch: Batch) -> Scores:
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
         neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
-    return Scores(pos, neg, pos_mask, "queue", views=max(views, 2))
+    return Scores(pos, neg, pos_mask, views=max(views, 2))
 
 
 def _mask_of_bank(batch: Batch, bank: Keys) -> Mask:
@@ -291,11 +284,11 @@ def _documents(batch: Batch, bank: Keys, positives: Tensor) -> Scores:
     else:
         pos = (queries.unsqueeze(1) * bank.embeddings[rows]).sum(-1)
     if batch.group is None and checks.wanted(missing) and not bool(missing.any()):
-        return Scores(pos, neg, pairing="documents")
+        return Scores(pos, neg)
     any_positive = (~missing).any() if batch.group is None else batch.group.all_reduce((~missing).any().long()) > 0
     error = "documents: positives: expected a positive of at least one query, got none."
     pos_mask, counted = counted_positives(~missing, pos.dtype, error, any_positive)
-    return Scores(pos, neg, pos_mask, "documents", anchor_factor=counted)
+    return Scores(pos, neg, pos_mask, anchor_factor=counted)
 
 
 PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
@@ -309,10 +302,14 @@ PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
     "joint": joint,
     "queue": _queue,
 }
+EXACTLY_TWO = ("symmetric", "joint")
 
 
-def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None:
+def _check_views(batch: Batch, name: str) -> None:
     """Raise if the pairing ``name`` cannot be computed from this batch."""
+    if name == "queue":
+        return
+    views, exactly = 1 if name == "single" or (name == "views" and batch.labels is not None) else 2, name in EXACTLY_TWO
     if batch.negatives is not None and name not in ("one_way", "single", "joint"):
         raise ValueError(f"negatives= goes with the pairings one_way and joint, not {name}.")
     if batch.labels is not None and name not in ("views", "one_way", "symmetric", "single"):
@@ -321,7 +318,7 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
         wanted = f"{'exactly' if exactly else 'at least'} {views} views"
         hint = f"{checks.hint_of_logits(batch.raw[0])} If the tensor holds both views: loss_fn(*z.chunk(2))."
         raise ValueError(f"the pairing {name} needs {wanted}, got {len(batch.raw)}.{hint * (len(batch.raw) == 1)}")
-    if batch.total < 2 and (batch.negatives is None or name == "single"):
+    if batch.total < 2 and (batch.negatives is None or name in ("single", "joint")):
         raise ValueError(
             "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
             "leaves out a last, smaller one."
@@ -330,7 +327,6 @@ def _require(batch: Batch, views: int, name: str, exactly: bool = False) -> None
 
 def _scores(
     batch: Batch,
-    name: str,
     parts: Sequence[Part],
     pos: Tensor | None,
     *,
@@ -338,16 +334,13 @@ def _scores(
     hard: Tensor | None = None,
     pairs: PairNegatives | None = None,
 ) -> Scores:
-    """Compute the scores of anchors and keys, with adversarial and mixed views; see :func:`negatives_of`.
-
-    ``pairs`` are negatives that are known already, and bring the positives.
-    """
+    """Compute the scores of anchors and keys, or of known ``pairs`` of both, with adversarial and mixed views."""
     neg: Negatives = negatives_of(batch, parts, both=both, hard=hard) if pairs is None else pairs
     if pairs is None:
         assert pos is not None
-        scores = Scores(pos, neg, pairing=name, views=len(batch.raw))
+        scores = Scores(pos, neg)
     else:
-        scores = PairScores.of(pairs, name, len(batch.raw))
+        scores = PairScores.of(pairs)
     if batch.adversarial is None and batch.mixed is None:
         return scores
     views = [view for anchors, keys in parts for view in (*anchors, *(keys if both else ()))]
@@ -363,7 +356,7 @@ def _scores(
     return scores
 
 
-def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None = None) -> Scores:
+def _labeled(batch: Batch, parts: Sequence[Part], hard: Tensor | None = None) -> Scores:
     """Score supervised: all views of an anchor's class are positives, except itself; all others are negatives."""
     assert batch.labels is not None
     neg = negatives_of(batch, parts, hard=hard, engine="matrix")
@@ -382,7 +375,7 @@ def _labeled(batch: Batch, name: str, parts: Sequence[Part], hard: Tensor | None
         repeated = (every[1:] == every[:-1]).any()
         pos_mask, anchors_weight = counted_positives(pos_mask, matrix.dtype, error, repeated)
     # entries that are not positives are finite, and every mean excludes them
-    return Scores(matrix, neg, pos_mask, name, anchor_factor=anchors_weight, views=len(batch.raw))
+    return Scores(matrix, neg, pos_mask, anchor_factor=anchors_weight)
 
 
 def _per_anchor(x: Tensor, pos: Tensor) -> Tensor:

@@ -114,9 +114,8 @@ def scores_from_logits(
 ) -> Scores:
     """Build scores from logits and labels; see :meth:`counterpoint.Objective.from_logits`.
 
-    Rows that do not count leave before anything is computed from them. On an accelerator, where that would
-    synchronize, and in compiled code they stay as zeros of weight zero, which statistics of the batch (``mu="auto"``, a
-    shared ``alpha``) leave out.
+    Rows that do not count leave before anything is computed from them. Where that would synchronize, and in compiled
+    code, they stay as zeros of weight zero, which statistics of the batch (``mu="auto"``) leave out.
     """
     if checks.require_float(logits, "logits").dim() < 2:
         raise ValueError(f"logits: expected (..., anchors, keys), got shape {checks.shape(logits)}.")

@@ -48,18 +48,23 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
     (6.0, 6.0, 0.0)
     """
     with torch.inference_mode(False), torch.no_grad():
-        engine = None
+        objective = deepcopy(objective).eval()
+        parts, engine = _parts(objective), None
+        shown = next((p for p in parts if p.pairing != "single"), parts[0])
         if call == "forward" and not options.get("gather"):
-            engine = _engine(objective, args, options)
+            with torch.enable_grad():
+                scores, _ = _collected(objective, call, args, options, _leaf)
+                engine = engine_of_training(shown, scores(shown.pairing))
         if call == "forward":
             options["engine"] = "matrix"  # the weight of every single negative needs a matrix
-        objective = deepcopy(objective).eval()
         by_host = (options.get("scale", 1.0), options.get("bias", 0.0)) if call == "from_logits" else (None, None)
         with at_scale(*by_host):
-            scores, device = _scores(objective, call, args, options)
+            scores, device = _collected(objective, call, args, options, _copy)
+            if not isinstance(scores, partial):  # of scores_of, which keeps them: the loss must use the same matrix
+                scores = cache(scores)
+            scores = partial(_with_gradient, scores)
             with torch.autocast(device.type, enabled=False):
-                parts = _parts(objective)
-                main = scores(next((p for p in parts if p.pairing != "single"), parts[0]).pairing)
+                main = scores(shown.pairing)
                 with torch.enable_grad():
                     loss = objective.from_pairings(scores, device)
                     weights = derivative(loss, matrix_of(main.neg))
@@ -71,13 +76,13 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
                 for part in parts:
                     for key, value in part.diagnostics(scores(part.pairing)).items():
                         numbers[f"{key}[{part}]" if key in numbers else key] = value
+        across = main.neg.across
+        anchors = torch.tensor(float(len(main.pos)), device=device)
         means = torch.stack([value.detach().mean().to(loss.dtype) for value in numbers.values()])
         if main.neg.group is not None:  # over the anchors of all processes
-            anchors = torch.tensor(len(main.pos), device=device)
-            means = main.neg.across(means * anchors) / main.neg.across(anchors)
+            means = across(means * anchors) / across(anchors)
         report: dict[str, float] = dict(zip(numbers, means.tolist(), strict=True))
-        summed = {name: float(main.neg.across(value)) for name, value in totals.items()}
-        rows = float(main.neg.across(torch.tensor(float(len(main.pos)), device=device)))
+        summed, rows = {name: float(across(value)) for name, value in totals.items()}, float(across(anchors))
         for rule in main.removed:
             count = summed[rule]
             report[f"removed[{rule}]"] = count / rows
@@ -88,20 +93,17 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             report[f"engine[{engine}]"] = 1.0
         if call == "forward" and options.get("normalize", True):
             zeros = sum((~Keys.of(z).embeddings.any(-1)).sum() for z in args)
-            report["without_direction"] = float(main.neg.across(torch.as_tensor(zeros)))
+            report["without_direction"] = float(across(torch.as_tensor(zeros)))
         return report
 
 
-def _scores(
-    objective: Any, call: str, args: tuple[Any, ...], options: dict[str, Any]
+def _collected(
+    objective: Any, call: str, args: tuple[Any, ...], options: dict[str, Any], prepared: Callable[[Any], Any]
 ) -> tuple[Callable[[str], Scores], torch.device]:
-    """Return a function from a pairing to scores whose negatives require a gradient, and their device."""
+    """Return a function from a pairing to the scores of a call with prepared arguments, and their device."""
     collector = copy(objective)
     collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
-    scores, device = getattr(collector, call)(*map(_copy, args), **{k: _copy(v) for k, v in options.items()})
-    if not isinstance(scores, partial):  # of scores_of, which keeps them: the loss must use the differentiated matrix
-        scores = cache(scores)
-    return partial(_with_gradient, scores), device
+    return getattr(collector, call)(*map(prepared, args), **{k: _copy(v) for k, v in options.items()})  # type: ignore[no-any-return]
 
 
 def _with_gradient(scores: Callable[[str], Scores], pairing: str) -> Scores:
@@ -109,17 +111,6 @@ def _with_gradient(scores: Callable[[str], Scores], pairing: str) -> Scores:
         computed = scores(pairing)
     matrix_of(computed.neg).requires_grad_()
     return computed
-
-
-def _engine(objective: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:
-    """Return how a training step reduces the negatives of the objective's first term that has positives."""
-    objective = deepcopy(objective).eval()
-    part = next((p for p in _parts(objective) if p.pairing != "single"), _parts(objective)[0])
-    collector = copy(objective)
-    collector.from_pairings = lambda scores, device, reduction="mean": engine_of_training(part, scores(part.pairing))
-    copied = {k: _copy(v) for k, v in options.items()}
-    with torch.enable_grad():
-        return str(collector.forward(*map(_leaf, args), **copied))
 
 
 def _leaf(x: Any) -> Any:

@@ -18,12 +18,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule for ``false_negatives=``; build it with :func:`margin` or :func:`threshold`.
-
-    Args:
-        value, kind: as there; ``threshold`` for a limit that all anchors share.
-        hard: whether the hard negatives of ``negatives=`` are subject to the rule.
-    """
+    """A rule for ``false_negatives=``; build it with :func:`margin` or :func:`threshold`."""
 
     value: float
     kind: str
@@ -123,12 +118,7 @@ def as_rules(value: object) -> tuple[Rule, ...]:
 
 
 def limits(rules: Sequence[Rule], pos: Tensor, pos_mask: Tensor | None) -> list[Tensor]:
-    """Return the largest similarities that negatives may have by each rule, ``(..., 1)``.
-
-    Args:
-        pos: ``(..., P)`` similarities of the positives, and which of them there are.
-        pos_mask: which of these are positives; None: all.
-    """
+    """Return the largest similarities that negatives may have by each rule, ``(..., 1)``, given the positives'."""
     with torch.no_grad():
         if pos_mask is not None:
             pos = pos.masked_fill(~pos_mask, torch.inf)

@@ -16,10 +16,7 @@ _EQUAL = {torch.float64: 1e-8, torch.float32: 1e-4, torch.float16: 2e-3, torch.b
 
 
 def numbered(values: Any, group: Gather, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an integer for each row or value, the same for equal ones: of floats, for those equal but for rounding.
-
-    Integers and texts have the same numbers in all processes; embeddings are compared with those of ``group``.
-    """
+    """Return an integer for each row or value, the same for equal ones, also in other processes of ``group``."""
     if isinstance(values, Mapping) and "input_ids" in values:  # what tokenizers return
         values = values["input_ids"]
     if not isinstance(values, Tensor):
@@ -95,12 +92,9 @@ def is_part(values: Tensor, keys: int) -> bool:
 
 
 def spread(values: Tensor, columns: Tensor, counted: Tensor, keys: int, what: str) -> Tensor:
-    """Return a number for each key; keys of which nothing is known have their own.
+    """Return a number for each key, given one per key, per anchor, or per sample of two views.
 
-    Args:
-        values: one per key, per anchor, or per sample of two views.
-        columns, counted: the positive of each anchor, and which anchors have one.
-        keys: how many there are.
+    ``columns`` are the positives of the anchors that are ``counted``. Keys of which nothing is known have their own.
     """
     anchors = len(columns)
     if is_part(values, keys):

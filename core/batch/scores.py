@@ -153,8 +153,8 @@ class PairScores(Scores):
         return self.pairs.pos
 
     @classmethod
-    def of(cls, pairs: PairNegatives, pairing: str, views: int) -> PairScores:
-        scores = cls(pairs.left, pairs, pairing=pairing, views=views)
+    def of(cls, pairs: PairNegatives) -> PairScores:
+        scores = cls(pairs.left, pairs)
         scores.pairs = pairs
         del scores.pos  # until it is asked for
         return scores
@@ -172,9 +172,8 @@ def counted_positives(
 ) -> tuple[Tensor, Tensor]:
     """Return the mask and a weight per anchor.
 
-    Anchors without positives get weight zero and placeholder positives, since their loss would be infinite, and
-    ``inf * 0`` is NaN. A batch without any, of all processes by ``any_positive``, raises ``error``, if there is one;
-    where values are not read, its weights are NaN.
+    Anchors without positives get weight zero and placeholder positives, since ``inf * 0`` is NaN. A batch without any,
+    of all processes by ``any_positive``, raises ``error`` if not empty, or gets weights of NaN if values are not read.
     """
     has_positives = pos_mask.any(1)
     weights = has_positives.to(dtype)

@@ -3,9 +3,7 @@
 The *training weight* of a negative is ``dL/ds``, the derivative of the loss by its similarity; for InfoNCE it is
 proportional to ``e^{s/t}``. Positive weights push a pair apart. Negative ones pull it together: ``dp`` does so with
 pairs below the middle of its margin, and objectives that compare a negative with the mean (``hcl``, ``mv``, ``dro``
-with ``nonneg=false``) with easy ones. :func:`weight_curve` keeps the sign; ``effective_negatives`` of
-:func:`counterpoint.diagnose.report` uses absolute values, as either direction moves embeddings. If all weights are zero
-(a clamped estimate, no pair in the margin), there is nothing to learn.
+with ``nonneg=false``) with easy ones. If all weights are zero (a clamped estimate), there is nothing to learn.
 """
 
 from copy import deepcopy

@@ -23,19 +23,11 @@ SMALL = 2.0**-14
 
 
 class Accumulator:
-    """Running statistics of the functions of an anchor's similarities.
+    """Running statistics of the functions of an anchor's similarities: tensors ``(functions, anchors)``."""
 
-    Args:
-        count: number of negatives, for means.
-        state: tensors ``(functions, anchors)``, at first ``initial``.
-
-    ``unit`` is what exponents are multiplied by before they are added, ``averages`` whether sums are divided by
-    ``count``.
-    """
-
-    unit: float = 1.0
-    averages = False
-    initial: tuple[float, ...] = (0.0,)
+    unit: float = 1.0  # that exponents are multiplied by before they are added
+    averages = False  # whether sums are divided by the count
+    initial: tuple[float, ...] = (0.0,)  # each statistic, before the first tile
 
     def __init__(self, count: Value, state: Sequence[Tensor]) -> None:
         self.count = count
@@ -71,6 +63,10 @@ class Accumulator:
         columns, factor = gradient[tile.mirror], tile.factor(0)
         return torch.add(pair, columns, out=out) if factor is None else pair.addcmul_(factor, columns)
 
+    def _add_sums(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
+        for dim, anchors in self._axes(tile):
+            self.state[0][k, anchors] += tile.total(x, dim, workspace)
+
     @staticmethod
     def _axes(tile: Tile) -> list[tuple[int, slice]]:
         """Return the dimensions to reduce, and the anchors that the results belong to."""
@@ -104,9 +100,7 @@ class SumExp(Accumulator):
     unit = LOG2E
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
-        x = tile.clear(x.exp2_(), 0.0)
-        for dim, anchors in self._axes(tile):
-            self.state[0][k, anchors] += tile.total(x, dim, workspace)
+        self._add_sums(k, tile.clear(x.exp2_(), 0.0), tile, workspace)
 
     def result(self) -> Tensor:
         return self.state[0].log()
@@ -126,9 +120,7 @@ class MeanSoftplus(Mean):
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         x = tile.clear(x.exp2_(), 0.0)  # excluded keys become zero, whose log1p and gradient are zero
-        values = torch.log1p(x, out=workspace("values", x.shape))
-        for dim, anchors in self._axes(tile):
-            self.state[0][k, anchors] += tile.total(values, dim, workspace)
+        self._add_sums(k, torch.log1p(x, out=workspace("values", x.shape)), tile, workspace)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         p.div_(torch.add(p, 1.0, out=workspace("values", p.shape)))
@@ -219,8 +211,8 @@ class Max(Accumulator):
 def normalized_gradients(gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
     """Return ``(functions, anchors)`` gradients in units of the largest, without negligible ones, and the unit.
 
-    Products of small gradients and small exponentials would be denormals. If none can be, which only a CPU can know
-    without synchronizing, the gradients are as they came, and the unit is None.
+    Products of small gradients and small exponentials would be denormals. Where none can be, which only a CPU can know
+    without synchronizing, the unit is None.
     """
     like = next(g for g in gradients if g is not None)
     stacked = torch.cat([torch.zeros_like(like) if g is None else g for g in gradients], 1).t()

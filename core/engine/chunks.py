@@ -3,10 +3,8 @@
 Where the loss is a mean over anchors of terms that depend on one anchor's similarities each, its derivative is known as
 soon as an anchor's negatives are reduced. So the similarities of a chunk of anchors to all keys are computed once, kept
 in tiles, reduced, turned into the weights of the gradient in place, and multiplied with the keys and with the anchors:
-three products, where tiles that are recomputed take four. The backward pass only scales. Memory is ``O(chunk x keys)``
-beside the gradients.
-
-The objective is the one definition of the loss: it sees the chunk as it sees a batch, and autograd differentiates it.
+three products, where tiles that are recomputed take four. Memory is ``O(chunk x keys)`` beside the gradients. The
+objective sees the chunk as it sees a batch, and autograd differentiates it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +30,6 @@ HEIGHT, EDGE, NARROW = 1024, 256, 256
 
 
 def rows_of_chunk(device: str, anchors: int, keys: int, width: int) -> int:
-    """Return how many anchors a chunk has on this type of device."""
     pairs = max(CHUNK if device == "cpu" else LARGE_CHUNK, keys * width)
     rows = min(anchors, max(1, pairs // keys))
     if rows < anchors:  # whole tiles, so that the last chunk is not a small one
@@ -41,23 +38,13 @@ def rows_of_chunk(device: str, anchors: int, keys: int, width: int) -> int:
 
 
 class Chunk(TileNegatives):
-    """The negatives of some of the anchors, in tiles that are stored for their gradient.
+    """The negatives of some anchors of a block, ``rows`` among all, in tiles that are stored for their gradient.
 
-    Args:
-        whole: the negatives of all anchors.
-        block: the anchors' block.
-        rows: the chunk's anchors among all.
-        workspaces: buffers that chunks reuse, for each reduction of a chunk.
-        d_right: to which the gradient of the keys is added.
+    Chunks reuse ``workspaces``, one for each reduction, and add the gradient of the keys to ``d_right``.
     """
 
     def __init__(
-        self,
-        whole: TileNegatives,
-        block: Block,
-        rows: slice,
-        workspaces: list[Workspace],
-        d_right: Tensor | None = None,
+        self, whole: TileNegatives, block: Block, rows: slice, workspaces: list[Workspace], d_right: Tensor | None
     ) -> None:
         first = block.rows.start
         local, limits = slice(rows.start - first, rows.stop - first), block.mask.limits
@@ -112,14 +99,8 @@ def loss_in_chunks(
 ) -> Tensor | None:
     """Compute the sum of all chunks' losses, with its gradients, which its backward pass only scales.
 
-    Args:
-        neg: the negatives of all anchors.
-        loss: from a chunk's rows, negatives and ``tensors`` to what it adds to the loss.
-        tensors: ``(anchors, ...)``, what else is known of each anchor.
-        parameters: what the loss depends on besides.
-
-    Returns:
-        The loss, or None if it depends on tensors that are not among these.
+    ``loss`` gets a chunk's rows, its negatives and its rows of ``tensors``, ``(anchors, ...)``. Returns None if it
+    depends on more than these and the ``parameters``.
     """
     trained = [x for x in parameters if x.requires_grad]
     sums: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor with its gradient

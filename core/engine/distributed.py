@@ -9,9 +9,8 @@ It uses the process group that torchrun, Lightning or Accelerate has set up.
   ``DistributedDataParallel`` and FSDP do. A learned temperature is a parameter like any other: let the same wrapper
   contain the objective, or average its gradient yourself.
 * Processes may have different numbers of samples: the mean is over all anchors.
-* A process computes with its own samples as anchors: ``1 / world_size`` of the work.
-* Each process stores all keys: 100 MB for 32,768 keys of 768 columns in float32, 1.5 GB for a million in bfloat16.
-  Their similarities are never stored: tiles are recomputed in the backward pass.
+* A process computes with its own samples as anchors, ``1 / world_size`` of the work, and stores all keys: 100 MB for
+  32,768 keys of 768 columns in float32, 1.5 GB for a million in bfloat16.
 
 ``gather=`` is True for all processes, or a process group. Without one, or in a group of one, it changes nothing: the
 same script runs with one process or many.
@@ -38,23 +37,14 @@ Gather = bool | Group
 
 
 class ProcessGroup:
-    """The processes that share a batch.
-
-    Args:
-        handle: torch's process group.
-        sizes: number of samples of each process, in the order of ranks.
-
-    Attributes:
-        rank, world_size: this process, and how many there are.
-        offset, total: number of samples of the processes before this one, and of all.
-    """
+    """The processes that share a batch: torch's group, and the number of samples of each, in the order of ranks."""
 
     def __init__(self, handle: Group, sizes: Sequence[int]) -> None:
         self.handle = handle
         self.sizes: list[int] = list(sizes)
         self.rank: int = dist.get_rank(handle)
         self.world_size: int = len(self.sizes)
-        self.offset: int = sum(self.sizes[: self.rank])
+        self.offset: int = sum(self.sizes[: self.rank])  # of the samples of this process among all
         self.total: int = sum(self.sizes)
 
     def gather(self, x: Tensor) -> Tensor:

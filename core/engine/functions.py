@@ -21,31 +21,20 @@ from .mask import Tile, Workspace, by_guide
 class Traced:
     """Any elementwise functions, differentiated by autograd within a tile; the methods are those of ``Quadratics``.
 
-    Args:
-        f: returns one result or a tuple of them.
-        per_anchor: further arguments of ``f``, ``(anchors, 1)`` each.
-        captured: the tensors that ``f`` closes over and that require a gradient, in the order of their use.
-        constants: those that require none. The backward pass calls ``f`` again, when a schedule is at its next step.
-        unit: factor of the results.
-        number: number of results.
-        is_tuple: whether ``f`` returns a tuple.
-        host: the host's scale and bias, which the call installed in its thread.
-        guided: whether the second argument of ``f`` is the similarity by a guide.
-        guide: its embeddings of a block's anchors and keys.
+    The backward pass calls ``f`` again, when a schedule is at its next step: with the tensors of the forward pass.
     """
 
     f: Callable[..., Any]
-    per_anchor: tuple[Tensor, ...]
-    captured: tuple[Tensor, ...]
-    constants: tuple[Tensor, ...]
-    unit: float
-    number: int
+    per_anchor: tuple[Tensor, ...]  # further arguments of f, (anchors, 1) each
+    captured: tuple[Tensor, ...]  # that f closes over and that require a gradient, in the order of their use
+    constants: tuple[Tensor, ...]  # those that require none
+    unit: float  # factor of the results
+    number: int  # of results
     is_tuple: bool
-    host: Values = field(default_factory=host_values)
-
-    guided: bool = False
-    guide: tuple[Tensor, Tensor] | None = None
-
+    host: Values = field(default_factory=host_values)  # its scale and bias, which the call installed in its thread
+    guided: bool = False  # whether the second argument of f is the similarity by a guide
+    guide: tuple[Tensor, Tensor] | None = None  # its embeddings of a block's anchors and keys
+    scale: float = 1.0
     offset: float = 0.0
 
     @staticmethod
@@ -80,10 +69,6 @@ class Traced:
 
     def for_rows(self, rows: slice) -> Traced:
         return replace(self, per_anchor=tuple(p[rows] for p in self.per_anchor))
-
-    @property
-    def scale(self) -> float:
-        return 1.0
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
         return gradient

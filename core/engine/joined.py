@@ -12,30 +12,18 @@ from torch import Tensor
 from .. import checks
 from ..values import Value
 from .matrix import MatrixNegatives, Negatives
-from .tiles import LIMITED, TileNegatives
+from .tiles import LIMITED
 
 
 def joined(parts: Sequence[Negatives], hard: Sequence[int]) -> Negatives:
-    """Return the negatives of all parts, which have the same anchors.
+    """Return the negatives of all parts: anchor ``i`` of each is the same sample, perhaps by other embeddings.
 
-    Args:
-        parts: anchor ``i`` of each is the same sample; its similarities may be those of other embeddings.
-        hard: how many keys of each part, the last ones, are hard negatives; these become the last of all.
+    ``hard`` says how many keys of each part, the last ones, are hard negatives; these become the last of all.
     """
     if len(parts) == 1:
         return parts[0]
     matrices = [part for part in parts if isinstance(part, MatrixNegatives)]
     return _beside(matrices, hard) if len(matrices) == len(parts) else JoinedNegatives(parts, hard)
-
-
-def tilted(neg: Negatives, strength: float) -> Negatives:
-    """Return negatives that count ``e^{strength s}`` times each, with the similarity ``s`` as a constant."""
-    if isinstance(neg, TileNegatives):
-        return neg.tilted(strength)
-    assert isinstance(neg, MatrixNegatives)
-    weight = strength * neg.scores.detach()
-    weight = weight if neg.log_weight is None else weight + neg.log_weight
-    return MatrixNegatives(neg.scores, neg.skip, neg.drop, weight)
 
 
 def _beside(parts: Sequence[MatrixNegatives], hard: Sequence[int]) -> MatrixNegatives:

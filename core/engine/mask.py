@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -24,24 +23,15 @@ class Tile(NamedTuple):
 
     Reductions along dimension 1 are those of the rows' anchors, along dimension 0 those of the columns', where the
     keys are anchors too. The last three are set by :meth:`Mask.weigh`, a tensor for each of these dimensions.
-
-    Attributes:
-        rows: of the anchors.
-        keys: rows of the keys.
-        mirror: where the keys are among the anchors, if the tile is reduced along its columns too.
-        diagonal: whether the anchors and the keys are the same rows.
-        excluded: diagonals whose keys do not count.
-        keep: 1 where a key counts, else 0; empty if all keys count that are not on these diagonals.
-        log_weights: logarithms of how often they count, which broadcast against the tile; empty: once.
     """
 
-    rows: slice
+    rows: slice  # of the anchors
     keys: slice
-    mirror: slice | None = None
-    diagonal: bool = False
-    excluded: Sequence[int] = ()
-    keep: tuple[Tensor, ...] = ()
-    log_weights: tuple[Tensor, ...] = ()
+    mirror: slice | None = None  # where the keys are among the anchors, if the tile is reduced along its columns too
+    diagonal: bool = False  # whether the anchors and the keys are the same rows
+    excluded: Sequence[int] = ()  # diagonals whose keys do not count
+    keep: tuple[Tensor, ...] = ()  # 1 where a key counts, else 0; empty: all keys that are not on these diagonals
+    log_weights: tuple[Tensor, ...] = ()  # of how often keys count, which broadcast against the tile; empty: once
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,20 +68,13 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest similarities that negatives may have, a number per anchor, by the embeddings or by those of a guide.
+    """Largest similarities that negatives may have, a number per anchor, by the embeddings or by those of a guide."""
 
-    Args:
-        most: ``(anchors, 1)``.
-        guide: the guide's embeddings of the anchors ``(n, w)`` and of the keys ``(N, w)``, instead of the model's.
-        exempt: keys from this one on stay, by default none.
-        scale, offset: factor of the similarities in a tile, and what is added to them.
-    """
-
-    most: Tensor
-    guide: tuple[Tensor, Tensor] | None = None
-    exempt: int | None = None
-    scale: float = 1.0
-    offset: float = 0.0
+    most: Tensor  # (anchors, 1)
+    guide: tuple[Tensor, Tensor] | None = None  # embeddings of the anchors (n, w) and of the keys (N, w)
+    exempt: int | None = None  # keys from this one on stay
+    scale: float = 1.0  # factor of the similarities in a tile
+    offset: float = 0.0  # and what is added to them
 
     def allowed(self, x: Tensor, tile: Tile, workspace: Workspace) -> list[Tensor]:
         """Return 1 where a key is within the limit of a row's anchor, else 0; if mirrored, also of a column's.
@@ -114,34 +97,23 @@ class Limits:
 class Mask:
     """Which keys count for an anchor, and how much.
 
-    Args:
-        period: key ``j`` is a view, or a hard negative, of the same sample as anchor ``i`` if ``j - i`` is a multiple
-            of it. Views of the same sample are excluded.
-        ids: of the anchors and of the keys; instead of views of the same sample, exclude keys with the anchor's id.
-            Where each anchor has its own keys, ids and weights of keys are ``(anchors, keys)``.
-        hard: number of the first hard negative, from which on all keys are hard negatives, if there are any.
-        own_log_weight: added to the log-weights of an anchor's own hard negatives; minus infinity excludes them.
-        others: whether the hard negatives of other samples count.
-        positives: ``(anchors, P)`` rows of keys that do not count for an anchor, padded with -1.
-        log_weight: ``(anchors,)`` and ``(keys,)``: each key counts ``exp(log_weight)`` times; minus infinity excludes
-            it. The former are for anchors that are keys too.
-        zeros: whether any of these may be minus infinity.
-        limits: exclude keys that are too similar.
-        strength: each key counts ``exp(strength s)`` times besides, with the similarity ``s`` as a constant.
-        first: number of the first anchor, where the anchors are some of the rows that ``period`` counts.
+    Key ``j`` is a view, or a hard negative, of the sample of anchor ``i`` if ``j - i`` is a multiple of ``period``.
+    Views of the same sample are excluded or, with ``ids`` of the anchors and of the keys, keys with the anchor's id.
+    A key counts ``exp(log_weight)`` times; minus infinity excludes it. Weights, too, are those of the anchors, if these
+    are keys, and of the keys. Where each anchor has its own keys, ids and weights of keys are ``(anchors, keys)``.
     """
 
     period: int | None = None
     ids: tuple[Tensor, Tensor] | None = None
-    hard: int | None = None
-    own_log_weight: float = 0.0
-    others: bool = True
-    positives: Tensor | None = None
+    hard: int | None = None  # number of the first hard negative, from which on all keys are hard negatives
+    own_log_weight: float = 0.0  # added to the log-weights of an anchor's own hard negatives
+    others: bool = True  # whether the hard negatives of other samples count
+    positives: Tensor | None = None  # (anchors, P) rows of keys that do not count for an anchor, padded with -1
     log_weight: tuple[Tensor, Tensor] | None = None
-    zeros: bool = False
-    limits: Limits | None = None
-    strength: float = 0.0
-    first: int = 0
+    zeros: bool = False  # whether any of these may be minus infinity
+    limits: Limits | None = None  # exclude keys that are too similar
+    strength: float = 0.0  # each key counts exp(strength s) times besides, with the similarity s as a constant
+    first: int = 0  # number of the first anchor, where the anchors are some of the rows that period counts
 
     @property
     def by_position(self) -> bool:
@@ -160,15 +132,9 @@ class Mask:
         return own + max(float(x.masked_fill(x == -math.inf, 0.0).abs().amax()) for x in self.log_weight)
 
     def weigh(self, tile: Tile, s: Tensor | None, workspace: Workspace) -> Tile:
-        """Decide which keys of a tile count, and how much.
+        """Decide which keys of a tile count, and how much; a matrix is one tile.
 
-        A matrix is one tile; :meth:`of_matrix` and :meth:`count` have shortcuts for keys that are excluded by their
-        position alone.
-
-        Args:
-            tile: its position.
-            s: its similarities, times the scale of the limits plus their offset; None without limits and strength.
-            workspace: buffers of the results.
+        ``s`` are its similarities, times the scale of the limits plus their offset; None without limits and strength.
         """
         height, width = tile.shape
         start, weights = tile.keys.start - tile.rows.start - self.first, []
@@ -217,22 +183,6 @@ class Mask:
             keeps = [x.mul_(y) for x, y in zip(allowed, keeps, strict=True)]
         return tile._replace(keep=(*keeps,), log_weights=(*weights,))
 
-    def of_matrix(self, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Return ``skip``, ``drop`` and ``log_weight`` of :class:`counterpoint.MatrixNegatives`, without limits."""
-        rows, keys = matrix.shape
-        tilt = self.strength * matrix.detach() if self.strength else None
-        if self.by_position:
-            if self.period is None:
-                return None, None, tilt
-            of_views = keys if self.hard is None else self.hard
-            columns = own_columns.__wrapped__ if checks.traced() else own_columns
-            return columns(rows, of_views, self.period, matrix.device, self.first), None, tilt
-        tile = Tile(slice(0, rows), slice(0, keys))
-        tile = replace(self, limits=None).weigh(tile, None, Workspace(matrix))
-        drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
-        weight = tile.log_weights[0].expand(rows, keys) if tile.log_weights else None
-        return None, drop, tilt if weight is None else weight if tilt is None else weight + tilt
-
     def transposed(self) -> Mask:
         """Return the mask with anchors and keys exchanged; limits have to be chosen for these anchors."""
         ids, weight = (None if x is None else (x[1], x[0]) for x in (self.ids, self.log_weight))
@@ -258,21 +208,10 @@ class Mask:
         return torch.cat(counts).unsqueeze(1)
 
     def _offsets(self, height: int, width: int, start: int) -> Sequence[int]:
-        """Return the diagonals of a block whose keys are of the anchors' samples.
-
-        ``start`` is the number of its first key, minus that of its first anchor.
-        """
+        """Return the diagonals whose keys are of the anchors' samples; ``start``: first key minus first anchor."""
         if self.period is None:
             return ()
         return range(1 - height + (height - 1 - start) % self.period, width, self.period)
-
-
-@lru_cache(maxsize=4)  # in a small batch they take as long to make as the similarities
-def own_columns(rows: int, columns: int, period: int, device: torch.device, first: int = 0) -> Tensor:
-    """Return which of the columns of some views are each anchor's sample, ``(rows, k)``; see :class:`Mask`."""
-    with torch.inference_mode(False):
-        row = (torch.arange(rows, device=device).unsqueeze(1) + first) % period
-        return row + torch.arange(0, columns, period, device=device)
 
 
 def _of_keys(x: Tensor, tile: Tile) -> Tensor:

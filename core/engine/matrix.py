@@ -1,8 +1,7 @@
 """The reductions that an objective can ask of its negatives, and negatives as a matrix of similarities.
 
-An objective sees ``pos``, a tensor ``(anchors, P)``, and ``neg``, a :class:`Negatives`. It asks ``neg`` for
-log-sum-exps, means and maxima of functions of the similarity, never for the similarities themselves, so that the same
-objective runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks. Torch differentiates
+An objective asks for log-sum-exps, means and maxima of functions of the similarity, never for the similarities
+themselves, so that it runs on a matrix, in tiles (:mod:`counterpoint.engine.tiles`) and in chunks. Torch differentiates
 :class:`MatrixNegatives`, apart from :class:`Product`.
 """
 
@@ -11,6 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from torch import Tensor
 from .. import checks
 from ..values import Value
 from .distributed import ProcessGroup
-from .mask import Mask, Workspace, with_own_guide
+from .mask import Mask, Tile, Workspace, with_own_guide
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
 HIGHEST = 80.0
@@ -90,15 +91,14 @@ class Negatives(ABC):
 
     @torch.no_grad()
     def moments(self, b: Tensor, top: Tensor, order: int = 3) -> tuple[Tensor, ...]:
-        """Describe the distribution ``Q ~ e^{b s}`` over an anchor's negatives, without gradient.
+        """Compute ``log mean_j e^{b s_j}``, and mean, variance and central moments under ``Q ~ e^{b s}``.
+
+        They are of ``s - top``, without gradient, ``(anchors, 1)`` each.
 
         Args:
             b: ``(anchors, 1)``, at least 0.
-            top: the largest similarities; all results are of ``s - top``.
+            top: the largest similarities.
             order: of the last moment, 3 or 4.
-
-        Returns:
-            ``log mean_j e^{b s_j}``, and mean, variance and further central moments under ``Q``, ``(anchors, 1)`` each.
         """
         total, *powers = self._powers(b, top, order)
         mean, square, cube, *fourth = (x / total for x in powers)
@@ -117,14 +117,15 @@ class Negatives(ABC):
         return self.mean(powers, b, top)  # type: ignore[no-any-return]
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
-        """Return the negatives whose similarity is at most ``most``, ``(anchors, 1)``.
+        """Return the negatives whose similarity, by ``guide`` if given, is at most ``most``, ``(anchors, 1)``.
 
-        Args:
-            most: a constant for autograd.
-            guide: the same anchors and keys by other embeddings, whose similarities are compared instead.
-            exempt: so many keys, the last, stay.
+        The last keys, ``exempt`` of them, stay.
         """
         raise TypeError(f"{type(self).__name__}: negatives of this kind cannot be excluded by their similarity.")
+
+    def tilted(self, strength: float) -> Negatives:
+        """Return negatives that count ``e^{strength s}`` times each, with the similarity ``s`` as a constant."""
+        raise NotImplementedError
 
     def set_guide(self, guide: Negatives) -> None:
         """Let ``guide``, with the same structure, say the similarities by the guide."""
@@ -174,10 +175,8 @@ class Negatives(ABC):
 class Product(torch.autograd.Function):
     """The inner products of the rows of two matrices, whose gradient is exact even under autocast.
 
-    Args:
-        left, right: ``(n, width)`` and ``(N, width)``.
-        workspace: buffers of the result, which is then differentiated once at most.
-        d_right: to which the gradient of ``right`` is added, instead of returning it.
+    With a ``workspace`` for the result, it is differentiated once at most; the gradient of ``right`` is then added to
+    ``d_right``, if given, instead of returning it.
     """
 
     @staticmethod
@@ -239,16 +238,13 @@ class MatrixNegatives(Negatives):
         workspace: Workspace | None = None,
         d_right: Tensor | None = None,
     ) -> MatrixNegatives:
-        """Materialize the similarities of blocks, as :class:`counterpoint.engine.tiles.TileNegatives` takes them.
-
-        With ``workspace`` and ``d_right``, of :class:`Product`, they are differentiated at most once.
-        """
+        """Materialize the similarities of blocks, by :class:`Product`."""
         matrices, masks = [], []
         for left, right in blocks:
             matrix = left @ right.T if checks.traced() else Product.apply(left, right, workspace, d_right)
             matrices += [matrix, matrix.T] if both else [matrix]
             masks += [mask, mask.transposed()] if both else [mask]
-        excluded = [mask.of_matrix(matrix) for mask, matrix in zip(masks, matrices, strict=True)]
+        excluded = [excluded_by(mask, matrix) for mask, matrix in zip(masks, matrices, strict=True)]
         skip, drop, weight = (concatenated([parts[i] for parts in excluded]) for i in range(3))
         found = MatrixNegatives(torch.cat(matrices) if len(matrices) > 1 else matrices[0], skip, drop, weight)
         found.workspace = workspace
@@ -263,6 +259,13 @@ class MatrixNegatives(Negatives):
         kept.group = self.group
         return kept
 
+    def tilted(self, strength: float) -> MatrixNegatives:
+        weight = strength * self.scores.detach()
+        weight = weight if self.log_weight is None else weight + self.log_weight
+        changed = MatrixNegatives(self.scores, self.skip, self.drop, weight)
+        changed.workspace = self.workspace
+        return changed
+
     def masked(self, x: Tensor, value: float) -> Tensor:
         """Return ``x`` with ``value`` where a key is not a negative."""
         if self.drop is not None:
@@ -272,9 +275,9 @@ class MatrixNegatives(Negatives):
     def exclude_(self, x: Tensor, rows: slice = slice(None)) -> None:
         """Set ``x`` to zero where a key is not a negative."""
         if self.drop is not None:
-            x.masked_fill_(of_rows(self.drop, rows), 0.0)
+            x.masked_fill_(self.drop[rows], 0.0)
         elif self.skip is not None:
-            x.scatter_(1, of_rows(self.skip, rows), 0.0)
+            x.scatter_(1, self.skip[rows], 0.0)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         def reduce(x: Tensor) -> Tensor:
@@ -316,23 +319,28 @@ class MatrixNegatives(Negatives):
         b, top = b.detach(), top.detach()
         flat, sums, workspace = not bool(b.any()), [], self.workspace or Workspace(self.scores)
         for rows, block in self._blocks(2 * BLOCK):  # in place, in two buffers that stay in the cache
-            x = torch.sub(block.detach(), of_rows(top, rows), out=workspace("x", block.shape))
+            x = torch.sub(block.detach(), top[rows], out=workspace("x", block.shape))
             buffer = workspace("w", block.shape)
             if flat and self.log_weight is None:  # the moments of all negatives need no exponentials
                 self.exclude_(x, rows)
-                count = of_rows(self.count, rows) if isinstance(self.count, Tensor) else self.count
+                count = self.count[rows] if isinstance(self.count, Tensor) else self.count
                 w, found = x, [torch.ones_like(top[: len(x)]) * count, x.sum(1, keepdim=True)]
             else:
-                w = torch.mul(x, of_rows(b, rows), out=buffer).clamp_(min=LOWEST).exp_()
-                if self.log_weight is not None:
-                    w.mul_(of_rows(self.log_weight, rows).exp())
-                self.exclude_(w, rows)
+                w = self._exponentials(x, b, rows, buffer)
                 found = [w.sum(1, keepdim=True)]
             while len(found) <= order:
                 w = torch.mul(w, x, out=buffer)
                 found.append(w.sum(1, keepdim=True))
             sums.append(torch.cat(found, 1))
         return (torch.cat(sums) / self.count).split(1, 1)  # type: ignore[no-any-return]
+
+    def _exponentials(self, x: Tensor, b: Tensor, rows: slice, out: Tensor) -> Tensor:
+        """Compute ``e^{b x}`` of some rows as often as their keys count."""
+        w = torch.mul(x, b[rows], out=out).clamp_(min=LOWEST).exp_()
+        if self.log_weight is not None:
+            w.mul_(self.log_weight[rows].exp())
+        self.exclude_(w, rows)
+        return w
 
     def pair_buffer(self) -> Tensor:
         """Return a buffer for a number per pair."""
@@ -345,11 +353,8 @@ class MatrixNegatives(Negatives):
         """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""
         weights, totals = self.pair_buffer(), []
         for rows, block in self._blocks():
-            w = torch.sub(block.detach(), top[rows].detach(), out=weights[rows])
-            w.mul_(b[rows].detach()).clamp_(min=LOWEST).exp_()
-            if self.log_weight is not None:
-                w.mul_(self.log_weight[rows].exp())
-            self.exclude_(w, rows)
+            x = torch.sub(block.detach(), top[rows].detach(), out=weights[rows])
+            w = self._exponentials(x, b.detach(), rows, x)
             totals.append(w.sum(1, keepdim=True))
             w.div_(totals[-1])
         return (torch.cat(totals) / self.count).log(), weights
@@ -372,9 +377,27 @@ class MatrixNegatives(Negatives):
             start += len(block)
 
 
-def of_rows(x: Tensor, rows: slice) -> Tensor:
-    """Return some rows; all of them cost no operation."""
-    return x if rows.start is None else x[rows]
+def excluded_by(mask: Mask, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return ``skip``, ``drop`` and ``log_weight`` of :class:`MatrixNegatives`, without limits and strength."""
+    rows, keys = matrix.shape
+    if mask.by_position:
+        if mask.period is None:
+            return None, None, None
+        of_views = keys if mask.hard is None else mask.hard
+        columns = own_columns.__wrapped__ if checks.traced() else own_columns
+        return columns(rows, of_views, mask.period, matrix.device, mask.first), None, None
+    tile = Tile(slice(0, rows), slice(0, keys))
+    tile = replace(mask, limits=None).weigh(tile, None, Workspace(matrix))
+    drop = tile.remove(torch.zeros_like(matrix, dtype=torch.bool), 1, True)
+    return None, drop, tile.log_weights[0].expand(rows, keys) if tile.log_weights else None
+
+
+@lru_cache(maxsize=4)  # in a small batch they take as long to make as the similarities
+def own_columns(rows: int, columns: int, period: int, device: torch.device, first: int = 0) -> Tensor:
+    """Return which of the columns of some views are each anchor's sample, ``(rows, k)``; see :class:`Mask`."""
+    with torch.inference_mode(False):
+        row = (torch.arange(rows, device=device).unsqueeze(1) + first) % period
+        return row + torch.arange(0, columns, period, device=device)
 
 
 def matrix_of(neg: Negatives) -> Tensor:

@@ -1,8 +1,7 @@
 """Anchors and keys of a small batch, whose similarities are computed when the first reduction shows what is needed.
 
-Such a batch takes as long as its operations are many. A log-sum-exp of its similarities, as InfoNCE asks for, is
-computed with the positives in one function: the exponentials are where the similarities were, and both gradients share
-the same two products. Any other reduction computes the matrix.
+A log-sum-exp, as InfoNCE asks for, is computed with the positives in one function: the exponentials are where the
+similarities were, and both gradients share the same two products. Any other reduction computes the matrix.
 """
 
 import math
@@ -19,14 +18,11 @@ from .quadratic import SAFE, multiple_of
 
 
 class LogSumExpOfPairs(torch.autograd.Function):
-    """Row-wise log-sum-exp ``(n, 1)`` of similarities times a number, without ``own`` ones; and these, ``(n, P)``.
+    """Row-wise log-sum-exp ``(n, 1)`` of ``multiple`` times similarities, without ``own`` ones; and these, ``(n, P)``.
 
-    Args:
-        left, right: ``(n, width)`` and ``(N, width)``.
-        own: ``(n, P)`` columns of each row's positives; with ``both`` ``(2 n, 1)``, of which the halves are equal.
-        multiple: the number.
-        bound: of the absolute similarities, if known; sums of small exponentials neither overflow nor vanish.
-        both: also of the columns, whose results follow those of the rows; only where the bound says that it is safe.
+    ``own`` are the columns of each row's positives. With ``both``, also of the columns, whose results follow those of
+    the rows, only where the ``bound`` of the absolute similarities says that sums of exponentials neither overflow nor
+    vanish; ``own`` is then ``(2 n, 1)``, of which the halves are equal.
     """
 
     @staticmethod
@@ -82,8 +78,7 @@ def _shifted(w: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
 class PairNegatives(MatrixNegatives):
     """:class:`MatrixNegatives` of embeddings, with each anchor's positives, ``own`` columns that are not negatives.
 
-    Args:
-        both: the keys are anchors too, after the others, with the anchors as their keys; ``own`` has rows for both.
+    With ``both``, the keys are anchors too, after the others, and ``own`` has rows for both.
     """
 
     def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float | None, both: bool = False) -> None:

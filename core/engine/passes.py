@@ -16,169 +16,52 @@ from ..values import Value
 from .accumulators import Accumulator, LogSumExp, MeanSoftplus, SumExp, normalized_gradients
 from .functions import Traced
 from .mask import Mask, Tile, Workspace
-from .quadratic import Quadratics
-from .softplus import Softplus
+from .quadratic import Quadratics, Softplus
 
 # store all tiles of at most so many pairs: 4 MB of float32
 STORED = 2**20
 
-Functions = Quadratics | Softplus | Traced
+Functions = Quadratics | Traced
 
 
 @dataclass(frozen=True)
 class TilePass:
-    """One reduction of one block of anchors and keys.
+    """One reduction of one block of anchors and keys."""
 
-    Args:
-        functions, accumulator: the functions of the similarity, and how to reduce them.
-        mask, count: which keys count and, for means, how many.
-        mirrored: the keys are anchors too; a tile is computed once, and reduced along its rows and its columns.
-        same: anchors and keys are one tensor.
-        shape: rows and columns of the tiles.
-        workspace: buffers to store all tiles in; by default own ones, for as many as pay.
-        d_right: to which the gradient of the keys is added, instead of returning it.
-    """
-
-    functions: Functions
-    accumulator: type[Accumulator]
-    mask: Mask
-    count: Value
-    mirrored: bool
-    same: bool
-    shape: tuple[int, int]
-    workspace: Workspace | None = None
-    d_right: Tensor | None = None
-
-    def start(self, anchors: int, like: Tensor) -> Accumulator:
-        """Return the statistics before the first tile."""
-        state = [like.new_full((self.functions.number, anchors), x) for x in self.accumulator.initial]
-        return self.accumulator(self.count, state)
+    functions: Functions  # of the similarity
+    accumulator: type[Accumulator]  # how to reduce them
+    mask: Mask  # which keys count
+    count: Value  # how many, for means
+    mirrored: bool  # the keys are anchors too; a tile is computed once, and reduced along its rows and its columns
+    same: bool  # anchors and keys are one tensor
+    shape: tuple[int, int]  # rows and columns of the tiles
+    workspace: Workspace | None = None  # to store all tiles in; by default an own one, for as many as pay
+    d_right: Tensor | None = None  # to which the gradient of the keys is added, instead of returning it
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> TilePass:
         """Return the same pass with other tensors in its functions."""
         return replace(self, functions=self.functions.with_tensors(tensors)) if tensors else self
 
-    def accumulate(
-        self,
-        left: Tensor,
-        right: Tensor,
-        accumulator: Accumulator,
-        workspace: Workspace,
-        capacity: int,
-        weighted: Tensor | None,
-    ) -> list[Tensor]:
-        """Forward: add all tiles to ``accumulator``.
-
-        Args:
-            left, right: anchors ``(n, d)`` and keys ``(N, d)``.
-            capacity: number of pairs to store for the backward pass.
-            weighted: ``(n, d)``, to which the keys times their exponentials are added; see :meth:`weights_keys`.
-
-        Returns:
-            The first tiles: similarities, or exponentials where :meth:`_stores_exponentials`.
-        """
-        stored: list[Tensor] = []
-        overwritten = self._overwrites() and not self._stores_exponentials(len(right))
-        capacity //= math.prod(self.shape)
-        with checks.exact(left.device):
-            for number, tile in enumerate(self._tiles(len(left), len(right))):
-                # 1. similarities
-                name = f"stored {number}" if number < capacity else "s"
-                s = self._product(left, right, tile, workspace, "s" if overwritten else name)
-                if number < capacity:
-                    stored.append(workspace(name, s.shape).copy_(s) if overwritten else s)
-                # 2. which of them count, and how much
-                tile = self.mask.weigh(tile, s, workspace)
-                # 3. functions of them, into the running statistics
-                for k, x in self.functions.evaluate(s, tile, workspace):
-                    accumulator.add(k, x, tile, workspace)
-                    if weighted is not None:
-                        factor = tile.factor(1)
-                        weighted[tile.rows].addmm_(x if factor is None else x.mul_(factor), right[tile.keys])
-        return stored
-
     @property
     def weights_keys(self) -> bool:
         """Whether an anchor's gradient is the sum of its keys times exponentials, up to a factor of the anchor.
 
-        Then the sum can be computed in the forward pass, whatever the loss is. It is all that is needed if the keys
-        have no gradient, as those of a queue.
+        If the keys have no gradient, as those of a queue, this sum, of the forward pass, is all that is needed.
         """
-        return self.accumulator is SumExp and self._overwrites() and not self.mirrored
+        return self.accumulator is SumExp and self.overwrites() and not self.mirrored
 
-    def backpropagate(
-        self,
-        left: Tensor,
-        right: Tensor,
-        accumulator: Accumulator,
-        gradients: Sequence[Tensor],
-        d_left: Tensor | None,
-        d_right: Tensor | None,
-        d_tensors: Sequence[Tensor],
-        workspace: Workspace,
-        stored: Sequence[Tensor],
-        scaled_left: Tensor,
-    ) -> None:
-        """Backward: add all tiles' gradients to ``d_left``, ``d_right`` and ``d_tensors``.
-
-        Args:
-            accumulator: with the state after the forward pass.
-            gradients: ``(n,)`` for each function, from :func:`upstream_gradients`.
-            stored: the tiles that :meth:`accumulate` returned; they are overwritten.
-            scaled_left: the anchors in the units of ``d_right``.
-        """
-        learned = isinstance(self.functions, Softplus) and d_tensors
-        ds: Tensor | None
-        parts: list[Tensor]
-        d_anchors, total = d_left, left.new_zeros(())
-        if learned:  # a buffer of their own, since the sum of s dL/ds is their product with the anchors
-            d_left = torch.zeros_like(left)
-            d_right = d_left if self.same else d_right  # even where the embeddings themselves need none
-        with checks.exact(left.device):  # it may be called under autocast
-            for number, tile in enumerate(self._tiles(len(left), len(right))):
-                # 1. recompute similarities, and their gradient
-                if number < len(stored) and self._stores_exponentials(len(right)):
-                    p, tile = stored[number], self.mask.weigh(tile, None, workspace)
-                    ds, parts = accumulator.from_exponentials(p, gradients[0], tile, workspace), []
-                else:
-                    s = stored[number] if number < len(stored) else self._product(left, right, tile, workspace)
-                    tile = self.mask.weigh(tile, s, workspace)
-
-                    def value_gradient(k: int, x: Tensor, tile: Tile = tile) -> Tensor:
-                        return accumulator.value_gradient(k, x, gradients[k], tile, workspace)
-
-                    ds, parts = self.functions.backpropagate(s, tile, workspace, value_gradient)
-                # 2. anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
-                if ds is not None and d_left is not None:
-                    d_left[tile.rows].addmm_(ds, right[tile.keys])
-                if ds is not None and d_right is not None and not tile.diagonal:
-                    d_right[tile.keys].addmm_(ds.t(), scaled_left[tile.rows])
-                # 3. tensors of the functions
-                if learned and ds is not None:
-                    total += ds.sum() / (1 + tile.diagonal)
-                for d, part in zip(d_tensors, parts, strict=False):
-                    if d.numel() > 1:
-                        d[tile.rows] += part
-                    else:  # a mirrored tile on the diagonal has every pair twice
-                        d += part.reshape(d.shape) / (1 + tile.diagonal)
-            if learned and isinstance(self.functions, Softplus) and d_left is not None:
-                product = (d_left * left).sum() / (1 + self.same)  # the gradients of both of a pair are in it
-                self.functions.add_gradients(d_tensors, total, product)
-                if d_anchors is not None:
-                    d_anchors += d_left
-
-    def _overwrites(self) -> bool:
+    def overwrites(self) -> bool:
         """Return whether functions are computed in the place of the similarities."""
         return self.functions.scale != 1.0
 
-    def _stores_exponentials(self, keys: int) -> bool:
+    def stores_exponentials(self, keys: int) -> bool:
         """Return whether stored tiles hold ``2^x``, computed in place: then the backward pass only weights them."""
         # of a log-sum-exp they are relative to the maximum, which one tile knows if it has all keys
         whole = self.accumulator is LogSumExp and not self.mirrored and self.shape[1] >= keys
-        in_place = self.accumulator is MeanSoftplus or ((self.accumulator is SumExp or whole) and self._overwrites())
+        in_place = self.accumulator is MeanSoftplus or ((self.accumulator is SumExp or whole) and self.overwrites())
         return in_place and self.mask.limits is None  # which compare similarities, in the backward pass too
 
-    def _tiles(self, rows: int, keys: int) -> Iterator[Tile]:
+    def tiles(self, rows: int, keys: int) -> Iterator[Tile]:
         height, width = self.shape
         upper = self.same and self.mirrored  # tile (j, i) is part of tile (i, j)
         offset = 0 if self.same else rows
@@ -188,7 +71,7 @@ class TilePass:
                 mirror = slice(others.start + offset, others.stop + offset) if self.mirrored else None
                 yield Tile(own, others, mirror, upper and i == j)
 
-    def _product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, buffer: str = "s") -> Tensor:
+    def product(self, left: Tensor, right: Tensor, tile: Tile, workspace: Workspace, buffer: str = "s") -> Tensor:
         """Compute the similarities of a tile, times the functions' scale, in a buffer of this name."""
         a, b = left[tile.rows], right[tile.keys]
         out = workspace(buffer, (a.shape[0], b.shape[0]))
@@ -214,14 +97,31 @@ class ReduceTiles(checks.Once):
         # 1. how many pairs to store: all of a chunk or a small batch; else as many as the embeddings have numbers
         size, pairs = left.numel() + (0 if tile_pass.same else right.numel()), len(left) * len(right)
         capacity = sys.maxsize if tile_pass.workspace or pairs <= STORED else max(STORED // 4, size // 2)
-        weighted = None
+        weighted: Tensor | None = None  # the sum of keys times their exponentials, (n, d)
         if not any(ctx.needs_input_grad):
             capacity = 0
         elif ctx.needs_input_grad[1] and other is not None and not ctx.needs_input_grad[2] and tile_pass.weights_keys:
             weighted, capacity = torch.zeros_like(left), 0
-        # 2. all tiles
-        accumulator, workspace = tile_pass.start(anchors, left), tile_pass.workspace or Workspace(left)
-        ctx.stored = tile_pass.accumulate(left, right, accumulator, workspace, capacity, weighted)
+        capacity //= math.prod(tile_pass.shape)
+        # 2. all tiles; the first ones are stored, as similarities or as exponentials
+        shape, workspace = (tile_pass.functions.number, anchors), tile_pass.workspace or Workspace(left)
+        start = [left.new_full(shape, x) for x in tile_pass.accumulator.initial]
+        accumulator = tile_pass.accumulator(tile_pass.count, start)
+        overwritten = tile_pass.overwrites() and not tile_pass.stores_exponentials(len(right))
+        ctx.stored = []
+        with checks.exact(left.device):
+            for number, tile in enumerate(tile_pass.tiles(len(left), len(right))):
+                name = f"stored {number}" if number < capacity else "s"
+                s = tile_pass.product(left, right, tile, workspace, "s" if overwritten else name)
+                if number < capacity:
+                    ctx.stored.append(workspace(name, s.shape).copy_(s) if overwritten else s)
+                tile = tile_pass.mask.weigh(tile, s, workspace)
+                for k, x in tile_pass.functions.evaluate(s, tile, workspace):
+                    accumulator.add(k, x, tile, workspace)
+                    if weighted is not None:
+                        factor = tile.factor(1)
+                        weighted[tile.rows].addmm_(x if factor is None else x.mul_(factor), right[tile.keys])
+        # 3. the results, and what the backward pass needs
         result = accumulator.result()
         ctx.tile_pass, ctx.weighted = tile_pass, weighted is not None
         ctx.set_materialize_grads(False)
@@ -250,19 +150,51 @@ class ReduceTiles(checks.Once):
         number = len(tile_pass.functions.tensors)
         tensors, state = rest[:number], rest[number:]
         tile_pass = tile_pass.with_tensors(tensors)
-        accumulator = tile_pass.accumulator(tile_pass.count, state)
-        # 2. all tiles
-        d_left = torch.zeros_like(left) if ctx.needs_input_grad[1] else None
+        functions, accumulator = tile_pass.functions, tile_pass.accumulator(tile_pass.count, state)
+        upstream = upstream_gradients(functions, accumulator, relative)  # (n,) each
+        # 2. buffers; those of a learned softplus need the gradient of the anchors
+        learned = functions if isinstance(functions, Softplus) and tensors else None
+        d_left = torch.zeros_like(left) if ctx.needs_input_grad[1] or learned else None
         d_right = d_left if tile_pass.same else None
         if ctx.needs_input_grad[2]:
             d_right = torch.zeros_like(right) if tile_pass.d_right is None else tile_pass.d_right
-        scaled_left = left if tile_pass.d_right is None or unit is None else left * unit
-        d_tensors = [torch.zeros_like(t) for t in tensors]
-        tile_pass.backpropagate(
-            left, right, accumulator, upstream_gradients(tile_pass.functions, accumulator, relative),
-            d_left, d_right, d_tensors, tile_pass.workspace or Workspace(left), stored, scaled_left,
-        )  # fmt: skip
-        # 3. back to the units of the loss
+        scaled_left = left if tile_pass.d_right is None or unit is None else left * unit  # in the units of d_right
+        d_tensors, total = [torch.zeros_like(t) for t in tensors], left.new_zeros(())
+        workspace = tile_pass.workspace or Workspace(left)
+        ds: Tensor | None
+        parts: list[Tensor]
+        # 3. all tiles
+        with checks.exact(left.device):  # it may be called under autocast
+            for number, tile in enumerate(tile_pass.tiles(len(left), len(right))):
+                # 3.1 recompute similarities, and their gradient
+                if number < len(stored) and tile_pass.stores_exponentials(len(right)):
+                    p, tile = stored[number], tile_pass.mask.weigh(tile, None, workspace)
+                    ds, parts = accumulator.from_exponentials(p, upstream[0], tile, workspace), []
+                else:
+                    s = stored[number] if number < len(stored) else tile_pass.product(left, right, tile, workspace)
+                    tile = tile_pass.mask.weigh(tile, s, workspace)
+
+                    def value_gradient(k: int, x: Tensor, tile: Tile = tile) -> Tensor:
+                        return accumulator.value_gradient(k, x, upstream[k], tile, workspace)
+
+                    ds, parts = functions.backpropagate(s, tile, workspace, value_gradient)
+                # 3.2 anchors and keys; a tile on the diagonal has its keys' gradients among its anchors'
+                if ds is not None and d_left is not None:
+                    d_left[tile.rows].addmm_(ds, right[tile.keys])
+                if ds is not None and d_right is not None and not tile.diagonal:
+                    d_right[tile.keys].addmm_(ds.t(), scaled_left[tile.rows])
+                # 3.3 tensors of the functions
+                if learned is not None and ds is not None:
+                    total += ds.sum() / (1 + tile.diagonal)
+                for d, part in zip(d_tensors, parts, strict=False):
+                    if d.numel() > 1:
+                        d[tile.rows] += part
+                    else:  # a mirrored tile on the diagonal has every pair twice
+                        d += part.reshape(d.shape) / (1 + tile.diagonal)
+            if learned is not None and d_left is not None:
+                # the sum of s dL/ds is the anchors' product with their gradient, which may have both of a pair
+                learned.add_gradients(d_tensors, total, (d_left * left).sum() / (1 + tile_pass.same))
+        # 4. back to the units of the loss
         d_right = d_right if other is not None and tile_pass.d_right is None else None
         for x in (d_left, d_right, *d_tensors):
             if x is not None and unit is not None:

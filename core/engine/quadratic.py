@@ -1,7 +1,7 @@
 """Functions that are at most quadratic in the similarity, with their gradients in closed form.
 
-InfoNCE, DCL, HCL, Gaussian ADNCE, and the polarization of distances, which is cut off at zero, are recognized by
-calling their function with a :class:`Quadratic`. Their tiles need neither autograd nor new memory
+InfoNCE, DCL, HCL, Gaussian ADNCE, the polarization of distances, which is cut off at zero, and SigLIP's softplus are
+recognized by calling their function with a :class:`Quadratic`. Their tiles need neither autograd nor new memory
 (:class:`Quadratics`). All other functions go through autograd (:class:`counterpoint.engine.functions.Traced`).
 """
 
@@ -28,8 +28,8 @@ class Quadratic:
     """``v0 + v1 s + v2 s^2``: the result of a quadratic function of ``s`` that is called with one.
 
     The derivative ``d0 + d1 s`` is stored beside the value, since ``detach`` makes it another function. Coefficients
-    are floats, or tensors with their autograd history. Operations that leave the quadratics raise, so that a function
-    that uses them is not recognized. ``after`` is ``relu`` or ``softplus`` if that is the last operation.
+    are floats, or tensors with their autograd history. Other operations raise, so that a function that uses them is not
+    recognized. ``after`` is ``relu`` or ``softplus`` if that is the last operation.
     """
 
     def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, after: str = "") -> None:
@@ -83,8 +83,7 @@ class Quadratic:
         return self._with(self.value, self.slope, "relu")
 
     def softplus(self, beta: float = 1.0, threshold: float = 20.0) -> Quadratic:
-        """See :class:`counterpoint.engine.softplus.Softplus`; below 37, a threshold shows in float64."""
-        if beta != 1.0 or threshold < 37.0:
+        if beta != 1.0 or threshold < 37.0:  # a lower threshold shows in float64
             raise TypeError("not quadratic")
         return self._with(self.value, self.slope, "softplus")
 
@@ -151,20 +150,15 @@ def _magnitude(x: Value, unknown: float) -> float:
 class Quadratics:
     """Quadratic functions, each the exponent of a log-sum-exp; their constant terms are added afterwards.
 
-    Args:
-        values: ``v1, v2`` of each.
-        slopes: ``d0, d1`` of each.
-        after: ``relu`` or ``softplus`` of a single function, ``max(0, v0 + v1 s + v2 s^2)`` for instance, is summed. A
-            softplus is for the GPU kernels; see :class:`counterpoint.engine.softplus.Softplus` for tiles.
-        inside: ``v0`` of that function; a number for ``relu``.
+    Or a single one whose ``relu`` or ``softplus`` is summed, such as ``max(0, v0 + v1 s + v2 s^2)``. A softplus is for
+    the GPU kernels; in tiles, it is a :class:`Softplus`.
     """
 
-    values: Sequence[Sequence[Value]]
-    slopes: Sequence[Sequence[Value]]
-    after: str = ""
-    inside: Value = 0.0
-
-    offset: float = 0.0
+    values: Sequence[Sequence[Value]]  # v1, v2 of each
+    slopes: Sequence[Sequence[Value]]  # d0, d1 of each
+    after: str = ""  # relu or softplus
+    inside: Value = 0.0  # v0 of that; a number for relu
+    offset: float = 0.0  # that the product adds to the similarities times scale
 
     @staticmethod
     def of(
@@ -205,12 +199,13 @@ class Quadratics:
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors, beside the embeddings, that may get a gradient."""
-        return [v for row in self.values for v in row if isinstance(v, Tensor)]
+        return [v for row in (*self.values, [self.inside]) for v in row if isinstance(v, Tensor)]
 
     def with_tensors(self, tensors: Sequence[Tensor]) -> Quadratics:
         """Return the same functions of other ``tensors``."""
         rest = iter(tensors)
-        return replace(self, values=[[next(rest) if isinstance(v, Tensor) else v for v in row] for row in self.values])
+        values = [[next(rest) if isinstance(v, Tensor) else v for v in row] for row in self.values]
+        return replace(self, values=values, inside=next(rest, self.inside))
 
     def for_rows(self, rows: slice) -> Quadratics:
         """Return the functions of some of the anchors."""
@@ -266,9 +261,7 @@ class Quadratics:
     ) -> tuple[Tensor | None, list[Tensor]]:
         """Compute ``dL/ds`` of a tile, and the gradients of ``tensors``.
 
-        Args:
-            s: the tile's similarities.
-            value_gradient: from the number of a function and its values, as in :meth:`evaluate`, to ``dL/d f(s)``.
+        ``value_gradient`` maps the number of a function and its values, as in :meth:`evaluate`, to ``dL/d f(s)``.
         """
         ds, d_tensors = None, []
         for k, x in self.evaluate(s, tile, workspace, backward=True):
@@ -290,6 +283,58 @@ class Quadratics:
                 dx = dx.mul_(d0 if is_zero(d1) else torch.mul(s, d1, out=workspace("slope", s.shape)).add_(d0))
             ds = dx if ds is None else ds.add_(dx)
         return ds, d_tensors
+
+
+class Softplus(Quadratics):
+    """``log(1 + e^{v0 + v1 s})``, the loss of each pair of SigLIP, with numbers that are the same for all anchors.
+
+    One exponential per pair serves both passes: it is stored, its ``log1p`` is the value, and ``e / (1 + e)`` the
+    derivative.
+    """
+
+    @staticmethod
+    def of_linear(function: Quadratics, device: torch.device, bound: float) -> Softplus | None:
+        """Return the softplus of a linear function; None of another one, or if exponentials may overflow or vanish."""
+        ((v1, v2),), ((d0, d1),), v0 = function.values, function.slopes, function.inside
+        if device.type != "cpu" or not (is_zero(v2) and is_zero(d1)):  # reading a tensor would synchronize
+            return None
+        if any(isinstance(v, Tensor) and v.numel() > 1 for v in (v1, d0, v0)):
+            return None
+        slope, intercept = _number(v1), _number(v0)
+        if slope != _number(d0) or slope == 0.0 or abs(slope) * bound + abs(intercept) > SAFE:  # or partly detached
+            return None
+        return Softplus(function.values, function.slopes, "softplus", v0, intercept * LOG2E)
+
+    @property
+    def slope(self) -> float:
+        return _number(self.values[0][0])
+
+    @property
+    def scale(self) -> float:
+        return self.slope * LOG2E
+
+    def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
+        return gradient * self.slope
+
+    def evaluate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, backward: bool = False
+    ) -> Iterator[tuple[int, Tensor]]:
+        yield 0, s
+
+    def backpropagate(
+        self, s: Tensor, tile: Tile, workspace: Workspace, value_gradient: Callable[[int, Tensor], Tensor]
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        return value_gradient(0, s), []
+
+    def add_gradients(self, d_tensors: Sequence[Tensor], total: Tensor, product: Tensor) -> None:
+        """Add the gradients of ``tensors``, given the sums over all pairs of ``dL/ds`` and of ``s dL/ds``."""
+        sums = [x for x, v in ((product, self.values[0][0]), (total, self.inside)) if isinstance(v, Tensor)]
+        for d, x in zip(d_tensors, sums, strict=True):
+            d += (x / self.slope).reshape(d.shape)
+
+
+def _number(x: Value) -> float:
+    return float(x.detach() if isinstance(x, Tensor) else x)
 
 
 def multiple_of(f: Callable[..., Any]) -> float | None:

@@ -1,9 +1,7 @@
 """Negatives that are never materialized: similarities are computed tile by tile, and recomputed for the gradient.
 
 Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and a tile stays in the cache while it is
-reduced. Where the keys are anchors too, a tile is computed once and reduced along its rows and its columns.
-
-Gradients are exact, and cannot be differentiated again.
+reduced. Gradients are exact, and cannot be differentiated again.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -24,8 +23,7 @@ from .functions import Traced
 from .mask import Limits, Mask, Workspace, with_own_guide
 from .matrix import MatrixNegatives, Negatives
 from .passes import Functions, ReduceTiles, TilePass
-from .quadratic import SAFE, Quadratics, is_zero, rows_of
-from .softplus import Softplus
+from .quadratic import SAFE, Quadratics, Softplus, is_zero, rows_of
 
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
@@ -37,20 +35,13 @@ LIMITED = "false_negatives= excludes every key; empty='keep' keeps the least sim
 
 
 class Block(NamedTuple):
-    """Anchors and their keys.
+    """Anchors and their keys."""
 
-    Attributes:
-        rows: of the anchors among all.
-        left, right: the anchors ``(n, width)`` and the keys ``(N, width)``.
-        mask: which keys count.
-        guide: the guide's embeddings of both, if there is a guide.
-    """
-
-    rows: slice
-    left: Tensor
-    right: Tensor
+    rows: slice  # of the anchors among all
+    left: Tensor  # (n, width)
+    right: Tensor  # (N, width)
     mask: Mask
-    guide: tuple[Tensor, Tensor] | None
+    guide: tuple[Tensor, Tensor] | None  # its embeddings of both
 
 
 class TileNegatives(Negatives):
@@ -97,13 +88,9 @@ class TileNegatives(Negatives):
         self._bound = bound
         self._reduced = False
         self._matrix: MatrixNegatives | None = None
-        self._count: Value | None = None
 
     def blocks(self, mirrored: bool = False) -> Iterator[Block]:
-        """Yield each pair of embeddings and, if its keys are anchors too, the same exchanged.
-
-        With ``mirrored`` each pair comes once instead; its rows are its anchors, followed by its keys.
-        """
+        """Yield each pair and, if its keys are anchors too, the same exchanged; ``mirrored``, both at once."""
         start = 0
         guides = [None] * len(self.pairs) if self.guide is None else self.guide.pairs
         for (left, right), guide in zip(self.pairs, guides, strict=True):
@@ -138,38 +125,29 @@ class TileNegatives(Negatives):
         """Return buffers for all tiles of the next reduction, None to store those that pay, and for keys' gradient."""
         return None, None
 
-    @property
-    def count(self) -> Value:
+    @cached_property
+    def count(self) -> Value:  # type: ignore[override]
         """The number of negatives, each as often as it counts; by similarities, counted in a pass of its own."""
-        if self._count is not None:
-            return self._count
         if self.mask.limits is not None or self.mask.strength:
-            self._count = 1.0  # so that the mean below is the sum
+            self.count = 1.0  # so that the mean is the sum  # pyright: ignore[reportIncompatibleVariableOverride]
             with torch.no_grad():
-                self._count = self.reduce(Mean, _of_one(torch.ones_like))[0]
-        else:
-            counts = [block.mask.count(len(block.left), len(block.right), self.like) for block in self.blocks()]
-            per_anchor = [c for c in counts if isinstance(c, Tensor)]
-            self._count = torch.cat(per_anchor) if per_anchor else counts[0]
-        return self._count
-
-    @count.setter
-    def count(self, value: Value) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        self._count = value
-        if self._matrix is not None:
-            self._matrix.count = value
+                return self.reduce(Mean, _of_one(torch.ones_like))[0]
+        counts = [block.mask.count(len(block.left), len(block.right), self.like) for block in self.blocks()]
+        per_anchor = [c for c in counts if isinstance(c, Tensor)]
+        return torch.cat(per_anchor) if per_anchor else counts[0]
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
-        first = len(self.pairs[0][1]) - exempt if exempt else None
-        kept = copy(self)
-        kept.mask, kept.guide = replace(self.mask, limits=Limits(most, exempt=first)), guide
-        kept._reduced, kept._matrix, kept._count = False, None, None
+        kept = self._masked(limits=Limits(most, exempt=len(self.pairs[0][1]) - exempt if exempt else None))
+        kept.guide = guide
         return kept
 
     def tilted(self, strength: float) -> TileNegatives:
-        """Return the same negatives, each of which counts ``e^{strength s}`` times besides."""
+        return self._masked(strength=strength)
+
+    def _masked(self, **changes: Any) -> TileNegatives:
         changed = copy(self)
-        changed.mask, changed._matrix, changed._count = replace(self.mask, strength=strength), None, None
+        changed.mask, changed._reduced, changed._matrix = replace(self.mask, **changes), False, None
+        vars(changed).pop("count", None)
         return changed
 
     def weighted(self, f: Callable[..., Any]) -> Callable[..., Any]:
@@ -189,15 +167,15 @@ class TileNegatives(Negatives):
     def dense(self) -> MatrixNegatives:
         """Return the same negatives as a matrix."""
         matrix, limits = MatrixNegatives.of(self.pairs, self.mask, self.both, *self.buffers()), self.mask.limits
+        if self.mask.strength:
+            matrix = matrix.tilted(self.mask.strength)
         if limits is not None:
             guide = None if self.guide is None else MatrixNegatives.of(self.guide.pairs, Mask(), self.both)
             exempt = 0 if limits.exempt is None else len(self.pairs[0][1]) - limits.exempt
             matrix = matrix.excluding(limits.most, guide, exempt)
         self.check_limits(matrix.count)
         matrix.group, matrix.guide = self.group, self.guide
-        if self._count is not None:  # it may have been set
-            matrix.count = self._count
-        return matrix
+        return self._with_count(matrix)
 
     def split(self) -> Sequence[Negatives]:
         return self.materialized().split() if self.cacheable else [self]
@@ -206,7 +184,12 @@ class TileNegatives(Negatives):
         if self.cacheable and self._matrix is None:
             with torch.enable_grad():
                 self._matrix = self.dense()
-        return self if self._matrix is None else self._matrix
+        return self if self._matrix is None else self._with_count(self._matrix)
+
+    def _with_count(self, matrix: MatrixNegatives) -> MatrixNegatives:
+        if "count" in self.__dict__:  # it may have been set
+            matrix.count = self.count
+        return matrix
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         if guided and self.guide is not None:
@@ -227,7 +210,7 @@ class TileNegatives(Negatives):
         if functions is not None and functions.after == "relu":
             return self._reduce(Mean, functions)[0]
         if functions is not None and functions.after == "softplus" and not self.mask.strength:
-            softplus = Softplus.of(functions, self.like.device, self.bound())
+            softplus = Softplus.of_linear(functions, self.like.device, self.bound())
             if softplus is not None:
                 return self._reduce(MeanSoftplus, softplus)[0]
         return self._reduce_traced("mean", f, per_anchor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from counterpoint.engine.joined import JoinedNegatives, joined, tilted
+from counterpoint.engine.joined import JoinedNegatives, joined
 from counterpoint.engine.mask import Mask
 from counterpoint.engine.matrix import MatrixNegatives
 from counterpoint.engine.tiles import TileNegatives
@@ -45,7 +45,7 @@ def whole(strength: float = 0.0) -> MatrixNegatives:
 def test_one_matrix(name, strength):
     parts = [in_tiles(*pair) for pair in PAIRS]
     if strength:
-        parts[0] = tilted(parts[0], strength)
+        parts[0] = parts[0].tilted(strength)
     neg = joined(parts, [0, 0])
     assert isinstance(neg, JoinedNegatives)
     torch.testing.assert_close(REDUCTIONS[name](neg), REDUCTIONS[name](whole(strength)))

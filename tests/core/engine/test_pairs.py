@@ -133,7 +133,7 @@ def test_what_is_asked_first_changes_nothing(both):
 
 def test_the_positives_wait_for_the_negatives():
     neg = negatives(views())
-    scores = PairScores.of(neg, "one_way", 2)
+    scores = PairScores.of(neg)
     assert vars(neg).keys().isdisjoint({"pos", "scores"})
     cp.InfoNCE(0.1).losses(scores)
     assert "scores" not in vars(neg)

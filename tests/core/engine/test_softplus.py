@@ -10,8 +10,7 @@ from torch.nn.functional import softplus
 
 import counterpoint as cp
 from counterpoint.engine.mask import Mask
-from counterpoint.engine.quadratic import Quadratics
-from counterpoint.engine.softplus import Softplus
+from counterpoint.engine.quadratic import Quadratics, Softplus
 from counterpoint.engine.tiles import TileNegatives
 
 NAMES = ("anchors", "keys")
@@ -21,7 +20,7 @@ def recognized(f, *per_anchor):
     """The softplus of a function of four anchors' similarities, which are at most one."""
     functions, _ = Quadratics.of(f, per_anchor, 4, torch.float32) or (None, [])
     is_softplus = functions is not None and functions.after == "softplus"
-    return Softplus.of(functions, torch.device("cpu"), 1.0) if is_softplus else None
+    return Softplus.of_linear(functions, torch.device("cpu"), 1.0) if is_softplus else None
 
 
 def steep(s):
@@ -31,7 +30,7 @@ def steep(s):
 def test_recognizes_a_softplus_of_a_linear_function():
     found = recognized(steep)
     assert found is not None
-    assert (found.slope, found.intercept) == (3.0, -2.0)
+    assert (found.slope, found.inside) == (3.0, -2.0)
     scale, bias = torch.tensor(3.0, requires_grad=True), torch.tensor(-2.0, requires_grad=True)
     learned = recognized(lambda s: softplus(s * scale + bias, threshold=40))
     assert learned is not None
