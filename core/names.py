@@ -50,8 +50,8 @@ OBJECTIVES = {
     "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "rince": "RINCE", "arctanh": "Arctanh", "adnce": "ADNCE",
     "alphacl": "AlphaCL", "mv": "MeanVariance", "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust",
     "intcl": "IntCL", "intnacl": "IntNaCl", "dp": "DistancePolarization", "gor": "SpreadOut", "supcon": "SupCon",
-    "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "siglip": "SigLIP", "psl": "PSL", "drrl": "DrRL",
-    "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka", "soft": "SoftTargets",
+    "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "soft": "SoftTargets", "siglip": "SigLIP",
+    "psl": "PSL", "drrl": "DrRL", "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka",
 }  # fmt: skip
 
 

@@ -105,7 +105,8 @@ class CLDRO(Objective, name="dro"):
     def worst_case(self, neg: Negatives) -> Tensor:
         """Compute ``max_Q E_Q s``, ``(anchors, 1)``."""
         if self.divergence == "chi2":
-            return chi2_worst_case(neg, self.radius, self.scale, self.nonneg)
+            bound = self.radius / self.scale
+            return nonnegative_worst_case(neg.materialized(), bound) if self.nonneg else mean_and_deviations(neg, bound)
         if self.alpha is not None:
             return self.alpha * (self.radius + log_g0(neg, self.alpha))
         return kl_worst_case(neg, self.radius, self.shared)
@@ -194,17 +195,15 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
         return torch.where(curved, -((radius - kl) ** 2) / (2 * torch.where(curved, h, 1.0)), 0.0)
 
     matrix: Any = neg
-    scores = getattr(matrix, "scores", None)
-    if scores is None or checks.compiling():  # neither has second derivatives
+    if not hasattr(matrix, "scores") or checks.compiling():  # neither has second derivatives
         return value()
     if checks.traced():
         return value() + curvature()
     with torch.no_grad():
         log_mean, weights = matrix.softmax_weights(b, top)
         solved = a * (radius + log_mean) + top
-    further = [radius] if isinstance(radius, Tensor) else []
-    once = matrix.workspace is not None
-    return Envelope.apply(lambda: value() + curvature(), solved, weights, a, once, scores, *further)  # type: ignore[no-any-return]
+    known = matrix, solved, weights, a, matrix.scores, radius
+    return Envelope.apply(lambda: value() + curvature(), *known)  # type: ignore[no-any-return]
 
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
@@ -231,15 +230,6 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
     largest = (s >= s.amax(1, keepdim=True)).to(s.dtype)
     shares = (s / torch.where(t > 0, t, torch.ones_like(t))).softmax(1)
     return torch.where(t > 0, shares, largest / largest.sum(1, keepdim=True))
-
-
-def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: bool = True) -> Tensor:
-    """Compute ``max { mean(L s) : mean L = 1, c mean (L - 1)^2 <= radius }``, ``(anchors, 1)``.
-
-    The likelihood ratio ``L`` is at least 0 if ``nonneg``.
-    """
-    bound = radius / scale
-    return nonnegative_worst_case(neg.materialized(), bound) if nonneg else mean_and_deviations(neg, bound, None)
 
 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
