@@ -272,9 +272,8 @@ class Objective(Parametrized):
         return weighted_sum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
 
     def __mul__(self, weight: float | Schedule | Learned) -> Objective:
-        if not isinstance(weight, (int, float, Schedule, Learned)):
-            return NotImplemented
-        return weighted_sum([(weight, self)])
+        is_weight = isinstance(weight, (int, float, Schedule, Learned))
+        return weighted_sum([(weight, self)]) if is_weight else NotImplemented
 
     __rmul__ = __mul__
 
