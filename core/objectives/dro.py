@@ -105,8 +105,8 @@ class CLDRO(Objective, name="dro"):
     def worst_case(self, neg: Negatives) -> Tensor:
         """Compute ``max_Q E_Q s``, ``(anchors, 1)``."""
         if self.divergence == "chi2":
-            bound = self.radius / self.scale
-            return nonnegative_worst_case(neg.materialized(), bound) if self.nonneg else mean_and_deviations(neg, bound)
+            solve = nonnegative_worst_case if self.nonneg else mean_and_deviations
+            return solve(neg, self.radius / self.scale)
         if self.alpha is not None:
             return self.alpha * (self.radius + log_g0(neg, self.alpha))
         return kl_worst_case(neg, self.radius, self.shared)
@@ -246,9 +246,7 @@ def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> T
     return ratio / ratio.mean(1, keepdim=True)
 
 
-def mutual_information(
-    pos: Tensor, neg: Tensor | Negatives, divergence: str = "kl", temperature: Value = 1.0
-) -> Tensor:
+def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "kl", temperature: Value = 1) -> Tensor:
     """Estimate phi-mutual information from a critic's scores by its tight variational bound (Wu et al. 2023, sec. 4).
 
     * ``kl``: ``t (E[p / t] - log E[e^{s / t}])``, i.e. minus InfoNCE's mean form, times ``t``.
@@ -259,9 +257,6 @@ def mutual_information(
         neg: ``(anchors, N)`` scores of independent pairs.
         divergence: ``kl`` or ``chi2``.
         temperature: ``t`` of the KL estimate.
-
-    Returns:
-        A scalar.
 
     >>> import torch, counterpoint as cp
     >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))

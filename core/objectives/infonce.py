@@ -190,8 +190,7 @@ class DCL(InfoNCE, name="dcl"):
 
     def _estimate(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor]:
         prior = self.prior if scores.prior is None else scores.prior
-        v, mask = scores.class_positives()
-        return log_debiased(scores.neg, v, mask, t, prior, *self._hardness())
+        return log_debiased(scores.neg, *scores.class_positives(), t, prior, *self._hardness())
 
     def _hardness(self) -> tuple[Value | None, bool]:
         return None, False

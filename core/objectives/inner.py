@@ -48,6 +48,7 @@ class Envelope(torch.autograd.Function):
 
 def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     """Compute ``max { mean(L s) : L >= 0, mean L = 1, mean (L - 1)^2 <= bound }``, ``(anchors, 1)``."""
+    neg = neg.materialized()
     scores = getattr(neg, "scores", None)
     solved = scores is not None and not checks.traced() and checks.wanted(scores)
     top, low, reached, *known = _solution(neg, bound) if solved else chi2_threshold(neg, bound)

@@ -81,8 +81,8 @@ class SpreadOut(Objective, name="gor"):
     """Global orthogonal regularization: similarities of different samples as of random directions.
 
     ``M1^2 + max(0, M2 - 1/d)`` with ``M1`` and ``M2`` the mean of the similarities and of their squares over all pairs
-    of the batch's samples (the first view), and ``d`` the width of the embeddings (infinite for scores and logits). For
-    the second view, add ``cp.SpreadOut()(z2)``.
+    of the batch's samples (the first view; add ``cp.SpreadOut()(z2)`` for the second), and ``d`` the width of the
+    embeddings (infinite for scores and logits).
 
     Paper: Zhang et al. 2017, https://arxiv.org/abs/1708.06320.
 

@@ -160,10 +160,9 @@ class AAL(ArCL, name="aal"):
 
 
 def worst_alignment(views: Tensor) -> Tensor:
-    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``.
+    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``, of ``(B, views, d)`` embeddings.
 
-    Args:
-        views: ``(B, views, d)`` embeddings, normalized here.
+    They are normalized here.
 
     >>> import torch, counterpoint as cp
     >>> cp.worst_alignment(torch.stack([torch.eye(4), -torch.eye(4)], 1))

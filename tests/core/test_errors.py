@@ -506,7 +506,7 @@ VALUES = {
     "replace in a sum": (lambda: (LOSS + LOSS).replace(temperature=1), TypeError, r"a sum has no parameters"),
     "schedule start": (lambda: cp.Schedule("a", 1, 3), (TypeError, ValueError), r"Schedule: .*start.*'a'"),
     "schedule end": (lambda: cp.Schedule(1, None, 3), (TypeError, ValueError), r"Schedule: .*end.*None"),
-    "schedule no steps": (lambda: cp.Schedule(1, 2, 0), ValueError, r"Schedule: steps must be a whole number, at least 1, got 0"),
+    "schedule no steps": (lambda: cp.Schedule(1, 2, 0), ValueError, r"Schedule: steps .* at least 1, got 0"),
     "schedule half a step": (lambda: cp.Schedule(1, 2, 1.5), ValueError, r"Schedule: steps must be .*got 1\.5"),
     "schedule NaN steps": (lambda: cp.Schedule(1, 2, math.nan), ValueError, r"Schedule: steps must be .*got nan"),
     "schedule steps word": (lambda: cp.Schedule(1, 2, "x"), (TypeError, ValueError), r"Schedule: steps must be .*'x'"),
