@@ -63,8 +63,8 @@ class Objective(Parametrized):
     pairing: ClassVar[str] = "views"
     on_cosines: ClassVar[bool] = False
     """Whether its parameters or its bounds assume similarities between -1 and 1."""
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """Arguments that a call requires besides the views: views that are ``adversarial``, ``mixed``, ``indexed``."""
+    own_needs: ClassVar[frozenset[str]] = frozenset()
+    """Those of :attr:`needs` that are not of an objective inside."""
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         """Return the loss of each anchor with each of its positives, ``(anchors, P)``, or of each anchor, one column.
@@ -83,10 +83,22 @@ class Objective(Parametrized):
         """Return this objective's own entries of :meth:`report`."""
         return {}
 
+    def _inner(self) -> list[Objective]:
+        """Return the objectives inside this one, without those inside them."""
+        parts = [*self.children()]
+        for part in parts:
+            parts += [] if isinstance(part, Objective) else part.children()
+        return [part for part in parts if isinstance(part, Objective)]
+
     @property
     def views(self) -> int | None:
         """The number of views that the objective requires, or None."""
-        return None
+        return max((part.views for part in self._inner() if part.views is not None), default=None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Arguments that a call requires besides the views: views that are ``adversarial``, ``mixed``, ``indexed``."""
+        return self.own_needs.union(*(part.needs for part in self._inner()))
 
     @property
     def couples_anchors(self) -> bool:
@@ -95,8 +107,8 @@ class Objective(Parametrized):
         That is so if a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over the
         batch. When you pass scores or logits yourself, then pass those of every anchor; ``gather=`` does so.
         """
-        inner = (part for part in self.modules() if part is not self)
-        return any(isinstance(part, Tracked) or getattr(part, "couples_anchors", False) for part in inner)
+        tracks = any(isinstance(part, Tracked) for part in self.modules())
+        return tracks or any(part.couples_anchors for part in self._inner())
 
     def forward(
         self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
@@ -300,14 +312,6 @@ class Wrapper(Objective):
         super()._assign(values)
         self.objective = as_objective(values["objective"])
 
-    @property
-    def views(self) -> int | None:
-        return self.objective.views
-
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return self.objective.needs
-
     def _own(self) -> dict[str, Any]:
         return {"objective": deepcopy(self.objective), **super()._own()}
 
@@ -349,14 +353,6 @@ class Sum(Objective):
 
     def terms(self) -> list[tuple[Any, Objective]]:
         return list(zip(self._weights, self.parts, strict=True))  # type: ignore[arg-type]
-
-    @property
-    def views(self) -> int | None:
-        return max((part.views for _, part in self.terms() if part.views is not None), default=None)
-
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset().union(*(part.needs for _, part in self.terms()))
 
     def losses(self, scores: Scores) -> Tensor:
         return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))

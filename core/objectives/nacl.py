@@ -120,7 +120,7 @@ class MixNCA(_Estimated, name="mixnca"):
     tune_first = "t, then lam (.5, .7, .9)"
     cost = "mixed views"
     pairing = "first_two"
-    needs = frozenset({"mixed"})
+    own_needs = frozenset({"mixed"})
 
     lam: Real = Real(low=0, high=1, default=0.5, doc="In ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.")
 
@@ -146,7 +146,7 @@ class Robust(_Estimated, name="robust"):
     tune_first = "epsilon of the attack"
     cost = "an attack"
     pairing = "first_two"
-    needs = frozenset({"adversarial"})
+    own_needs = frozenset({"adversarial"})
 
     weight: Choice[Weight] = Choice(
         *get_args(Weight),
@@ -195,7 +195,7 @@ class IntCL(_Estimated, name="intcl"):
         return self.estimator != "g0" or (self._hyper["alpha"] != 0 and self.robust_estimator != "g0")
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return frozenset({"adversarial"} if self._hyper["alpha"] != 0 else ())
 
     def accurate(self, scores: Scores) -> Tensor:
@@ -230,7 +230,7 @@ class IntNaCl(IntCL, name="intnacl"):
     lam: Real = Real(low=0, high=1, default=0.5, kw_only=True, doc="As in MixNCA.")
 
     @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
+    def needs(self) -> frozenset[str]:
         return super().needs | ({"mixed"} if self.base != "nca" else set())
 
     def accurate(self, scores: Scores) -> Tensor:
