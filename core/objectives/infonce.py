@@ -14,7 +14,6 @@ from ..values import Tracked, Value, log
 
 Denominator = Literal["with_positive", "negatives", "mean"]
 
-
 EXPONENT = 60.0  # larger ones overflow float32
 LARGEST_COSINE = 1 - 2.0**-20  # a number in float32, too
 
@@ -155,8 +154,8 @@ class InfoNCE(Objective, name="infonce"):
             return log_mass - scores.pos / t
         if (kept := scores.denominator_pos) is not None:
             return softplus(log_mass - kept / t) + (kept - scores.pos) / t
-        log_times = math.log(scores.times)
-        return softplus(log_mass - scores.pos / t - log_times) + log_times
+        gap = log_mass - scores.pos / t
+        return softplus(gap) if scores.times == 1 else softplus(gap - math.log(scores.times)) + math.log(scores.times)
 
 
 class DCL(InfoNCE, name="dcl"):
