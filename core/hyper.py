@@ -219,7 +219,8 @@ class Parametrized(nn.Module):
         for key, hyper in cls.hyper.items():
             if key in inherited and hyper.default is REQUIRED:  # a new range keeps the default and the position
                 hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
-        cls.__doc__ = _with_args(inspect.cleandoc(vars(cls).get("__doc__") or ""), cls.hyper) or None
+        doc = inspect.cleandoc(vars(cls).get("__doc__") or "")
+        cls.__doc__ = _with_args(doc, cls._call_order(), cls.hyper) or None
         paper = re.search(r"^Paper: (.+?)\.?(\n\n|\Z)", cls.__doc__ or "", re.M | re.S)
         if paper and "paper" not in vars(cls):
             cls.paper = " ".join(paper[1].split())
@@ -234,7 +235,8 @@ class Parametrized(nn.Module):
     def _call_order(cls) -> list[Parameter]:
         """Return the parameters of ``__init__``, the keyword-only ones last."""
         kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
-        return [Parameter(k, kinds[h.kw_only], default=h.default) for k, h in _positional_first(cls.hyper)]
+        positional_first = sorted(cls.hyper.items(), key=lambda item: item[1].kw_only)
+        return [Parameter(k, kinds[h.kw_only], default=h.default) for k, h in positional_first]
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
@@ -345,19 +347,15 @@ class Parametrized(nn.Module):
         return id(self)
 
 
-def _positional_first(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:
-    return sorted(hyper.items(), key=lambda item: item[1].kw_only)
-
-
-def _with_args(doc: str, hyper: dict[str, Hyper[Any, Any]]) -> str:
+def _with_args(doc: str, parameters: list[Parameter], hyper: dict[str, Hyper[Any, Any]]) -> str:
     """Add an ``Args`` section before the papers and the examples, unless the docstring has one."""
-    documented = [(key, parameter) for key, parameter in _positional_first(hyper) if parameter.doc]
+    documented = [p for p in parameters if p.name in hyper and hyper[p.name].doc]
     if not documented or re.search(r"^Args:$", doc, re.M):
         return doc
     lines = ["Args:"]
-    for key, parameter in documented:
-        default = "" if parameter.default is REQUIRED else f" Default: {parameter.default!r}."
-        lines.append(fill(f"    {key}: {parameter.doc}{default}", 100, subsequent_indent=" " * 8))
+    for p in documented:
+        default = "" if p.default is REQUIRED else f" Default: {p.default!r}."
+        lines.append(fill(f"    {p.name}: {hyper[p.name].doc}{default}", 100, subsequent_indent=" " * 8))
     at = re.search(r"^(Papers?:|>>> )|\Z", doc, re.M).start()  # type: ignore[union-attr]
     return "\n\n".join(part for part in (doc[:at].rstrip(), "\n".join(lines), doc[at:]) if part)
 
