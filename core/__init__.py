@@ -29,9 +29,8 @@ else:  # type checkers would take __getattr__ as a reason to accept any name
 
     def __getattr__(name):
         """Import a module of the package, or the public names, on first use: commands start without torch."""
-        is_private = name.startswith("_") and name != "__all__"
         is_module = name.isidentifier() and _find_spec(f"{__name__}.{name}") and name not in _ALSO_MODULES
-        if is_private or is_module:
+        if is_module or (name.startswith("_") and name != "__all__"):
             return _names.lazy(__name__)(name)
         api = _import_module(f"{__name__}.api")
         if name == "__all__" or name in api.__all__:
@@ -49,16 +48,10 @@ def __dir__() -> list[str]:
 
 
 class _Package(_ModuleType):
-    """A package whose functions ``objective`` and ``gradcache`` are not replaced by their modules.
-
-    Importing the submodule ``counterpoint.objective`` sets the package's attribute of that name to the module, which
-    would hide the function. The module stays in ``sys.modules``, so ``from counterpoint.objective import Objective``
-    works as usual.
-    """
+    """A package whose function ``objective`` is not hidden by its module of that name, which an import sets as one."""
 
     def __reduce__(self) -> _typing.Any:
-        """Pickle by name, as cloudpickle and dill do for modules of the plain type only."""
-        return _import_module, (self.__name__,)
+        return _import_module, (self.__name__,)  # as cloudpickle and dill do for modules of the plain type only
 
     def __setattr__(self, name: str, value: _typing.Any) -> None:
         if not (name in _ALSO_MODULES and isinstance(value, _ModuleType)):

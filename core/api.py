@@ -16,8 +16,7 @@ from .gradcache import gradcache
 from .hyper import Choice, Flag, Real
 from .names import registry
 from .objective import Objective, Wrapper, from_dict, objective
-from .objectives.adnce import ADNCE
-from .objectives.alpha_cl import AlphaCL
+from .objectives.adnce import ADNCE, AlphaCL
 from .objectives.dro import (
     CLDRO,
     MeanVariance,
@@ -30,11 +29,9 @@ from .objectives.dro import (
 from .objectives.infonce import DCL, HCL, RINCE, Arctanh, InfoNCE
 from .objectives.matryoshka import Matryoshka
 from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
+from .objectives.pairwise import PSL, DrRL, SigLIP
 from .objectives.polarization import DistancePolarization, SpreadOut, pairs_in_margin
-from .objectives.positives import AAL, ArCL, DebiasedPositives, SupCon, worst_alignment
-from .objectives.ranking import PSL, DrRL
-from .objectives.siglip import SigLIP
-from .objectives.soft_targets import SoftTargets
+from .objectives.positives import AAL, ArCL, DebiasedPositives, SoftTargets, SupCon, worst_alignment
 from .objectives.sogclr import ISogCLR, SogCLR
 from .spec import SpecError
 from .treatment import Treatment, treatment

@@ -1,7 +1,7 @@
 """Large batches in compiled code: a compiler can trace a matrix, but neither tiles nor chunks nor GPU kernels.
 
-So the call of an objective with a large batch breaks the compiler's graph, and runs as it does without a compiler. This
-module is imported where code is being compiled, since :func:`torch.compiler.disable` imports the compiler.
+So such a call breaks the compiler's graph. This module is imported where code is being compiled, since
+:func:`torch.compiler.disable` imports the compiler.
 """
 
 from collections.abc import Mapping, Sequence

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from typing_extensions import Self, TypeVar
 
 from . import checks, spec
-from .checks import is_number
 from .names import check_known, register
 from .values import FromHost, Learned, Number, Schedule, Value, number, text
 
@@ -35,11 +34,10 @@ class Hyper(Generic[T, V]):
 
     Args:
         short: Name in specs (``t`` for ``temperature``); by default the attribute's name.
-        default: Value if the caller passes none; without a default the parameter is required.
+        default: Value if the caller passes none; without a default the parameter is required, and keyword-only.
         doc: One sentence for the ``Args`` section of the objective's docstring.
         always: Print it in specs even at its default.
-        kw_only: Pass it by name; type checkers require that, and positional parameters come first. A parameter
-            without a default is always keyword-only.
+        kw_only: Pass it by name; type checkers require that, and positional parameters come first.
     """
 
     short: str = ""
@@ -61,8 +59,7 @@ class Hyper(Generic[T, V]):
     @overload
     def __get__(self, objective: object, owner: Any = None) -> V: ...
     def __get__(self, objective: Any, owner: Any = None) -> Any:
-        # only values that move get here
-        return self if objective is None else objective._hyper[self.name]()
+        return self if objective is None else objective._hyper[self.name]()  # only values that move get here
 
     if TYPE_CHECKING:  # at run time this stays a non-data descriptor: constants live in the instance's __dict__
 
@@ -111,14 +108,12 @@ class Real(Hyper[T, V]):
         self.fixed = self.fixed or self.whole
 
     def expected(self) -> str:
-        left = f"{number(self.above)} < " if self.above > -math.inf else ""
-        left = f"{number(self.low)} <= " if self.low > -math.inf else left
-        right = f" < {number(self.below)}" if self.below < math.inf else ""
-        right = f" <= {number(self.high)}" if self.high < math.inf else right
+        lower = [f"{number(x)} {sign} " for x, sign in ((self.low, "<="), (self.above, "<")) if x > -math.inf]
+        upper = [f" {sign} {number(x)}" for x, sign in ((self.high, "<="), (self.below, "<")) if x < math.inf]
+        interval = f" with {''.join(lower[:1])}{self.name}{''.join(upper[:1])}" if lower or upper else ""
+        words = [f'"{word}"' for word in (*self.words, *["host"] * (self.name in FromHost.missing))]
         kind = "a whole number" if self.whole else "a finite number"
-        words = [f'"{word}"' for word in (*self.words, *(["host"] if self.name in FromHost.missing else []))]
-        interval = f" with {left}{self.name}{right}" if left or right else ""
-        return " or ".join([kind + interval, *words, *(["None"] if self.optional else [])])
+        return " or ".join([kind + interval, *words, *["None"] * self.optional])
 
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high and self.above < value < self.below
@@ -134,15 +129,13 @@ class Real(Hyper[T, V]):
             if not all(map(self.contains, value.bounds())):
                 raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
             return value
-        if not is_number(value) or not self.contains(value) or (self.whole and value != int(value)):
+        if not checks.is_number(value) or not self.contains(value) or (self.whole and value != int(value)):
             raise self.fail(value, where)
         return int(value) if self.whole else float(value)
 
 
 class Choice(Hyper[W, str]):
-    """One of a few words.
-
-    Annotate it with their type, for instance ``Choice[Literal["mean", "sum"]]``, and type checkers know them.
+    """One of a few words; type checkers know them from an annotation such as ``Choice[Literal["mean", "sum"]]``.
 
     >>> import counterpoint as cp
     >>> class Averaged(cp.Objective):
@@ -193,7 +186,7 @@ class Numbers(Hyper[list[float] | tuple[float, ...] | None, tuple[float, ...] | 
     def check(self, value: Any, where: str) -> Any:
         if value is None:
             return None
-        if not isinstance(value, (list, tuple)) or not value or not all(is_number(x) and x > 0 for x in value):
+        if not isinstance(value, (list, tuple)) or not value or not all(checks.is_number(x) and x > 0 for x in value):
             raise self.fail(value, where)
         return tuple(map(float, value))
 
@@ -210,11 +203,7 @@ class _ClassSignature:
 
 
 class Parametrized(nn.Module):
-    """A module with a name whose hyper-parameters are class attributes.
-
-    Values are frozen after ``__init__``. ``__post_init__`` runs when all are set: override it to validate parameters
-    against each other and to create state.
-    """
+    """A module with a name whose hyper-parameters are class attributes, frozen after ``__init__``."""
 
     __signature__: _ClassSignature = _ClassSignature()
     name: ClassVar[str] = ""
@@ -230,23 +219,24 @@ class Parametrized(nn.Module):
         for key, hyper in cls.hyper.items():
             if key in inherited and hyper.default is REQUIRED:  # a new range keeps the default and the position
                 hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
-        cls.__doc__ = _with_args(inspect.cleandoc(vars(cls).get("__doc__") or ""), cls.hyper) or None
+        doc = inspect.cleandoc(vars(cls).get("__doc__") or "")
+        cls.__doc__ = _with_args(doc, cls._call_order(), cls.hyper) or None
         paper = re.search(r"^Paper: (.+?)\.?(\n\n|\Z)", cls.__doc__ or "", re.M | re.S)
         if paper and "paper" not in vars(cls):
             cls.paper = " ".join(paper[1].split())
-        if not name:
-            return
-        if not spec.NAME.fullmatch(name):
+        if name and not spec.NAME.fullmatch(name):
             raise ValueError(f"{cls.__name__}: {name!r} is not a valid name; use lower-case letters, digits and _.")
-        if name == "sum" or name in spec.CALLS:
+        if name in ("sum", *spec.CALLS):
             raise ValueError(f"{cls.__name__}: the name {name!r} is reserved.")
-        register(name, cls)
+        if name:
+            register(name, cls)
 
     @classmethod
     def _call_order(cls) -> list[Parameter]:
         """Return the parameters of ``__init__``, the keyword-only ones last."""
-        kinds = {True: Parameter.KEYWORD_ONLY, False: Parameter.POSITIONAL_OR_KEYWORD}
-        return [Parameter(k, kinds[h.kw_only], default=h.default) for k, h in _positional_first(cls.hyper)]
+        kinds = Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY
+        positional_first = sorted(cls.hyper.items(), key=lambda item: item[1].kw_only)
+        return [Parameter(k, kinds[h.kw_only], default=h.default) for k, h in positional_first]
 
     def __init__(self, *args: Any, **values: Any) -> None:
         super().__init__()
@@ -254,17 +244,16 @@ class Parametrized(nn.Module):
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Validate parameters against each other and create state."""
+        """Validate parameters against each other and create state; runs when all are set."""
 
     @classmethod
     def _by_long_name(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Name values by the long names of their hyper-parameters: ``t`` is ``temperature``."""
         long = {hyper.short: key for key, hyper in cls.hyper.items()}
-        named = {long.get(key, key): value for key, value in values.items()}
-        for key, hyper in cls.hyper.items() if len(named) < len(values) else ():
-            if key in values and hyper.short in values and key != hyper.short:
-                raise TypeError(f"{cls.__name__}: {key} was passed twice, also as {hyper.short}.")
-        return named
+        for key in values:
+            if (name := long.get(key, key)) != key and name in values:
+                raise TypeError(f"{cls.__name__}: {name} was passed twice, also as {key}.")
+        return {long.get(key, key): value for key, value in values.items()}
 
     def _bind(self, args: tuple[Any, ...], values: dict[str, Any]) -> dict[str, Any]:
         """Name the positional arguments and fill in the defaults."""
@@ -314,20 +303,16 @@ class Parametrized(nn.Module):
 
     def _parameters_text(self, detail: str) -> str:
         """Write the parameters that differ from their defaults, and the others that ``detail`` asks for."""
-        defaults = self._defaults()
-        shown = [
-            f"{hyper.short}={text(value)}"
-            for key, hyper in self.hyper.items()
-            if (value := self._hyper[key]) != defaults[key]
-            or (detail != "short" and hyper.always)
-            or (detail == "full" and isinstance(hyper, Real) and value is not None)
-        ]
+        defaults, shown = self._defaults(), []
+        for key, hyper in self.hyper.items():
+            value, always = self._hyper[key], detail != "short" and hyper.always
+            if always or value != defaults[key] or (detail == "full" and isinstance(hyper, Real) and value is not None):
+                shown.append(f"{hyper.short}={text(value)}")
         return ":" + ",".join(shown) if shown else ""
 
     @property
     def _spec_name(self) -> str:
-        """The name in specs; an unregistered class prints its own, which no spec can build."""
-        return self.name or type(self).__name__
+        return self.name or type(self).__name__  # of an unregistered class, which no spec can build
 
     def __str__(self) -> str:
         """Return the canonical spec, which identifies stored runs: changed parameters, and those that matter most."""
@@ -362,36 +347,35 @@ class Parametrized(nn.Module):
         return id(self)
 
 
-def _positional_first(hyper: dict[str, Hyper[Any, Any]]) -> list[tuple[str, Hyper[Any, Any]]]:
-    return sorted(hyper.items(), key=lambda item: item[1].kw_only)
-
-
-def _with_args(doc: str, hyper: dict[str, Hyper[Any, Any]]) -> str:
+def _with_args(doc: str, parameters: list[Parameter], hyper: dict[str, Hyper[Any, Any]]) -> str:
     """Add an ``Args`` section before the papers and the examples, unless the docstring has one."""
-    lines = ["Args:"]
-    for key, parameter in _positional_first(hyper):
-        if parameter.doc:
-            default = "" if parameter.default is REQUIRED else f" Default: {parameter.default!r}."
-            line = f"{key}: {parameter.doc}{default}"
-            lines.append(fill(line, 100, initial_indent=" " * 4, subsequent_indent=" " * 8))
-    if len(lines) == 1 or re.search(r"^Args:$", doc, re.M):
+    documented = [p for p in parameters if p.name in hyper and hyper[p.name].doc]
+    if not documented or re.search(r"^Args:$", doc, re.M):
         return doc
-    end = re.search(r"^(Papers?:|>>> )", doc, re.M)
-    at = end.start() if end else len(doc)
+    lines = ["Args:"]
+    for p in documented:
+        default = "" if p.default is REQUIRED else f" Default: {p.default!r}."
+        lines.append(fill(f"    {p.name}: {hyper[p.name].doc}{default}", 100, subsequent_indent=" " * 8))
+    at = re.search(r"^(Papers?:|>>> )|\Z", doc, re.M).start()  # type: ignore[union-attr]
     return "\n\n".join(part for part in (doc[:at].rstrip(), "\n".join(lines), doc[at:]) if part)
 
 
-MAX_TEMPERATURE = 5.0
-"""Divided by more than this, any two cosines differ by less than 0.4."""
+MAX_TEMPERATURE = 5.0  # divided by more than this, any two cosines differ by less than 0.4
 LARGEST = 1.05  # larger than any cosine, however rounded
+
+
+def first_temperatures(objective: nn.Module) -> list[tuple[nn.Module, float]]:
+    """Return the parts of an objective that have a temperature, and its first value."""
+    parts = objective.modules() if objective._modules else (objective,)
+    known = [(part, vars(part).get("_hyper", {}).get("temperature")) for part in parts]
+    starts = [(part, getattr(temperature, "start", temperature)) for part, temperature in known]
+    return [(part, start) for part, start in starts if isinstance(start, float)]
 
 
 def warn_of_scales(objective: nn.Module) -> None:
     """Warn of temperatures that start so high that cosines hardly differ: most likely they are scales of logits."""
-    for part in objective.modules() if objective._modules else (objective,):
-        temperature = vars(part).get("_hyper", {}).get("temperature")
-        start = getattr(temperature, "start", temperature)
-        if isinstance(start, float) and start > MAX_TEMPERATURE:
+    for part, start in first_temperatures(objective):
+        if start > MAX_TEMPERATURE:
             wrong = f"expected a temperature of at most {MAX_TEMPERATURE:g} for cosines, got {number(start)}"
             hint = f"If this is a scale of logits, the temperature is 1/{number(start)}."
             warnings.warn(f"{type(part).__name__}: {wrong}. {hint}", stacklevel=5)  # where the objective is called
@@ -406,9 +390,7 @@ def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> N
         return
     vars(objective)["_checked_scale"] = True
     factor = float(scale.detach() if isinstance(scale, Tensor) else scale)
-    temperatures = (vars(part).get("_hyper", {}).get("temperature") for part in objective.modules())
-    starts = [getattr(temperature, "start", temperature) for temperature in temperatures]
-    small = factor == 1 and any(isinstance(start, float) and start < 1 for start in starts)
+    small = factor == 1 and any(start < 1 for _, start in first_temperatures(objective))
     if small or (factor <= 1 and any(getattr(part, "on_cosines", False) for part in objective.modules())):
         largest = max(float(x.detach().max()) for x in (scores.pos, scores.neg.max()))
         if largest > LARGEST:

@@ -50,8 +50,8 @@ OBJECTIVES = {
     "infonce": "InfoNCE", "dcl": "DCL", "hcl": "HCL", "rince": "RINCE", "arctanh": "Arctanh", "adnce": "ADNCE",
     "alphacl": "AlphaCL", "mv": "MeanVariance", "dro": "CLDRO", "nca": "NCA", "mixnca": "MixNCA", "robust": "Robust",
     "intcl": "IntCL", "intnacl": "IntNaCl", "dp": "DistancePolarization", "gor": "SpreadOut", "supcon": "SupCon",
-    "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "siglip": "SigLIP", "psl": "PSL", "drrl": "DrRL",
-    "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka", "soft": "SoftTargets",
+    "arcl": "ArCL", "aal": "AAL", "debpos": "DebiasedPositives", "soft": "SoftTargets", "siglip": "SigLIP",
+    "psl": "PSL", "drrl": "DrRL", "sogclr": "SogCLR", "isogclr": "ISogCLR", "matryoshka": "Matryoshka",
 }  # fmt: skip
 
 
@@ -166,8 +166,7 @@ def elsewhere(name: str) -> tuple[str, str] | None:
 def lazy(package: str, exports: Iterable[str] = (), known: Collection[str] = ()) -> Callable[[str], Any]:
     """``__getattr__`` of a package: its modules, and the names ``known`` (``__all__``) that the ``exports`` define.
 
-    All are imported on first use. Reading a domain's settings or building its parser then imports neither torch nor a
-    framework.
+    All are imported on first use, so that a command's parser is built without torch or a framework.
     """
 
     def attribute(name: str) -> Any:
@@ -190,10 +189,9 @@ def visible(text: str) -> str:
 
 
 IMPORT = "COUNTERPOINT_IMPORT"
+BUILT_IN = f"{__package__}.objectives"
 registry: dict[str, type[Any]] = {}
 """Every named objective that has been defined so far. Read it through :func:`known`."""
-
-BUILT_IN = f"{__package__}.objectives"
 
 
 def known() -> dict[str, type[Any]]:
@@ -203,10 +201,7 @@ def known() -> dict[str, type[Any]]:
 
 
 def register(name: str, cls: type[Any]) -> None:
-    """Register a class under ``name``, or raise if another class has that name.
-
-    Defining the same class again replaces it, as when a notebook cell runs twice.
-    """
+    """Register a class under ``name``, or raise if another has it; the same one, defined again, replaces it."""
     registered = (registry if cls.__module__.startswith(BUILT_IN) else known()).get(name)
     if registered and (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
         owner = f"{registered.__module__}.{registered.__qualname__}"

@@ -41,9 +41,9 @@ class Inner(Hyper["Objective | str", "Objective"]):
 class Objective(Parametrized):
     """A contrastive objective: it turns similarities into a loss.
 
-    Subclasses declare hyper-parameters as class attributes, and implement :meth:`per_anchor`, or :meth:`losses` if
-    they need more of a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine;
-    with a name (``class ADNCE(InfoNCE, name="adnce")``), also in specs.
+    Subclasses declare hyper-parameters as class attributes, and implement :meth:`per_anchor`, or :meth:`losses` to see
+    more of a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine; with a name
+    (``class ADNCE(InfoNCE, name="adnce")``), also in specs.
 
     Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes in
     training, pass a :class:`Schedule` or :class:`Learned`. Objectives compare by value but hash by identity.
@@ -63,6 +63,8 @@ class Objective(Parametrized):
     pairing: ClassVar[str] = "views"
     on_cosines: ClassVar[bool] = False
     """Whether its parameters or its bounds assume similarities between -1 and 1."""
+    own_needs: ClassVar[frozenset[str]] = frozenset()
+    """Those of :attr:`needs` that are not of an objective inside."""
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         """Return the loss of each anchor with each of its positives, ``(anchors, P)``, or of each anchor, one column.
@@ -74,22 +76,29 @@ class Objective(Parametrized):
         raise NotImplementedError(f"{type(self).__name__} defines neither per_anchor nor losses.")
 
     def losses(self, scores: Scores) -> Tensor:
-        """Return the losses as :meth:`per_anchor` does, given all that is known of a batch."""
+        """Return the losses as :meth:`per_anchor` does, from all that is known of a batch."""
         return self.per_anchor(scores.pos, scores.neg)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         """Return this objective's own entries of :meth:`report`."""
         return {}
 
+    def _inner(self) -> list[Objective]:
+        """Return the objectives inside this one, without those inside them."""
+        parts = [*self.children()]
+        for part in parts:
+            parts += [] if isinstance(part, Objective) else part.children()
+        return [part for part in parts if isinstance(part, Objective)]
+
     @property
     def views(self) -> int | None:
         """The number of views that the objective requires, or None."""
-        return None
+        return max((part.views for part in self._inner() if part.views is not None), default=None)
 
     @property
     def needs(self) -> frozenset[str]:
         """Arguments that a call requires besides the views: views that are ``adversarial``, ``mixed``, ``indexed``."""
-        return frozenset()
+        return self.own_needs.union(*(part.needs for part in self._inner()))
 
     @property
     def couples_anchors(self) -> bool:
@@ -98,8 +107,8 @@ class Objective(Parametrized):
         That is so if a statistic of all anchors enters: ``mu="auto"``, ``radius=``, a shared ``alpha``, a sum over the
         batch. When you pass scores or logits yourself, then pass those of every anchor; ``gather=`` does so.
         """
-        inner = [part for part in self.modules() if part is not self]
-        return any(isinstance(p, Tracked) or (isinstance(p, Objective) and p.couples_anchors) for p in inner)
+        tracks = any(isinstance(part, Tracked) for part in self.modules())
+        return tracks or any(part.couples_anchors for part in self._inner())
 
     def forward(
         self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Unpack[BatchOptions]
@@ -112,10 +121,10 @@ class Objective(Parametrized):
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
                 with ``positives=``. They are normalized here unless ``normalize=False``.
             stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
-            pairing: who is compared with whom; by default each objective uses its paper's pairing. See
-                :mod:`counterpoint.batch.pairings` for ``views``, ``one_way``, ``symmetric``, ``first_two``, ``pairs``,
-                ``arcl``, ``joint`` and ``single``. A mapping replaces some pairings: with ``{"views": "one_way"}``,
-                anchors are the first view only, except in terms whose paper compares other pairs.
+            pairing: who is compared with whom, by default as in each objective's paper: ``views``, ``one_way``,
+                ``symmetric``, ``first_two``, ``pairs``, ``arcl``, ``joint`` or ``single``, see
+                :mod:`counterpoint.batch.pairings`. A mapping such as ``{"views": "one_way"}`` replaces one pairing and
+                leaves terms alone whose paper compares other pairs.
             directions, hardness: what the pairing ``joint`` compares, in one denominator (GTE's loss), and which
                 negatives count more the more similar they are: :mod:`counterpoint.batch.joint`.
             queue: ``(K, d)`` further keys, all negatives (MoCo), or :class:`counterpoint.Keys`. The first view is the
@@ -125,9 +134,9 @@ class Objective(Parametrized):
             in_batch: False to compare with the sample's own hard negatives only.
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
             index: ``(B,)`` position of each sample in the data set, from 0: ``sogclr`` keeps an average for each.
-            labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives (supervised use), rows
-                of the queue included, hard negatives not. One view is enough; a sample that is the only one of its
-                class then does not count. A batch without any positive is an error.
+            labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives, rows of the queue
+                included, hard negatives not. One view is enough; samples without a positive then do not count, and a
+                batch of these alone is an error.
             false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
                 :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own or ``guide``'s.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
@@ -138,17 +147,17 @@ class Objective(Parametrized):
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
                 correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
-            positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE,
-                which pull some positives more than others. DCLW is ``InfoNCE(t, denominator="negatives")`` with
-                ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``, of normalized views and detached.
+            positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE.
+                DCLW is ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``,
+                of normalized views and detached.
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
-                cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice.
-                ``tiles`` computes them tile by tile, and again in the backward pass; ``chunks`` computes the loss and
-                its gradient a chunk of anchors at a time, in the forward pass; ``tiles:N`` and ``chunks:N`` have tiles
-                of ``N`` rows and columns. ``fused`` uses GPU kernels that have not run on a GPU yet. ``torch.func``
-                needs a matrix. In compiled code, everything else breaks the graph.
+                cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice;
+                ``tiles`` computes them tile by tile, and again in the backward pass; ``chunks`` computes loss and
+                gradient a chunk of anchors at a time, in the forward pass; ``tiles:N`` and ``chunks:N`` set the size.
+                ``fused`` uses GPU kernels that have not run on a GPU yet. ``torch.func`` needs a matrix; in compiled
+                code, everything else breaks the graph.
             gather: compare with the samples of all processes: True or a process group. Pass everything else for this
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
@@ -158,9 +167,9 @@ class Objective(Parametrized):
         if checks.compiling():
             from . import compiled
 
-            if compiled.breaks_graph(views, {"gather": gather, **options}):
-                options_of_call = {"gather": gather, "reduction": reduction, **options}
-                return compiled.uncompiled(self, views, options_of_call)  # type: ignore[no-any-return]
+            call = {"gather": gather, "reduction": reduction, **options}
+            if compiled.breaks_graph(views, call):
+                return compiled.uncompiled(self, views, call)  # type: ignore[no-any-return]
         batch = gathered_batch(views, gather, self, **options) if gather else Batch(views, **options)
         check_guide(batch, self)
         if batch.normalize and not checks.compiling():
@@ -215,9 +224,8 @@ class Objective(Parametrized):
 
         Args:
             logits: ``(..., anchors, keys)``, similarities times ``scale``; -1e4 and less masks a key for that anchor.
-            labels: ``(..., anchors)`` column of each positive; booleans of the shape of ``logits`` for several
-                positives per row, or numbers that are zero elsewhere (one-hot); by default the diagonal. Rows
-                without a positive do not count.
+            labels: ``(..., anchors)`` column of each positive, by default the diagonal; or of the shape of ``logits``,
+                for several positives per row: True, or not zero, at each. Rows without a positive do not count.
             scale: factor of the similarities, usually one over the host's temperature. A temperature of ``"host"`` is
                 one over it, without which a trained scale (CLIP's ``logit_scale.exp()``) gets no gradient.
             bias: added to the similarities times ``scale``, as SigLIP does. A bias of ``"host"`` is this one.
@@ -226,7 +234,7 @@ class Objective(Parametrized):
             log_q: ``(keys,)`` log-probability with which each key was drawn, as in the call with embeddings.
             guide: another model's similarities, of the shape of ``logits``: soft targets of ``cp.SoftTargets``.
             targets: soft targets like ``logits``, for any objective: the similarity of a positive is the mean of all
-                keys' by these. ``labels``, by default of the largest, say which key is in the denominator and no
+                keys' by these. ``labels``, by default of the largest, name the key that is in the denominator and not a
                 negative; rows of zeros do not count. Their logarithms are the guide of ``cp.SoftTargets``.
             reduction: as in the call with embeddings; ``none`` has the shape ``(..., anchors)``.
         """
@@ -276,9 +284,8 @@ class Objective(Parametrized):
         return weighted_sum([(1.0, self), (1.0, other)]) if isinstance(other, Objective) else NotImplemented
 
     def __mul__(self, weight: float | Schedule | Learned) -> Objective:
-        if not isinstance(weight, (int, float, Schedule, Learned)):
-            return NotImplemented
-        return weighted_sum([(weight, self)])
+        is_weight = isinstance(weight, (int, float, Schedule, Learned))
+        return weighted_sum([(weight, self)]) if is_weight else NotImplemented
 
     __rmul__ = __mul__
 
@@ -304,14 +311,6 @@ class Wrapper(Objective):
     def _assign(self, values: dict[str, Any]) -> None:
         super()._assign(values)
         self.objective = as_objective(values["objective"])
-
-    @property
-    def views(self) -> int | None:
-        return self.objective.views
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return self.objective.needs
 
     def _own(self) -> dict[str, Any]:
         return {"objective": deepcopy(self.objective), **super()._own()}
@@ -354,14 +353,6 @@ class Sum(Objective):
 
     def terms(self) -> list[tuple[Any, Objective]]:
         return list(zip(self._weights, self.parts, strict=True))  # type: ignore[arg-type]
-
-    @property
-    def views(self) -> int | None:
-        return max((part.views for _, part in self.terms() if part.views is not None), default=None)
-
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset().union(*(part.needs for _, part in self.terms()))
 
     def losses(self, scores: Scores) -> Tensor:
         return reduce(add, (current(w) * part.losses(scores) for w, part in self.terms()))

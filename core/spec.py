@@ -45,10 +45,7 @@ class SpecError(ValueError):
 
 
 def check_names(text: str) -> None:
-    """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds all other errors.
-
-    Commands call it, where only packages and ``$COUNTERPOINT_IMPORT`` can define more than the built-in objectives.
-    """
+    """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds all other errors."""
     refuse_list(text)
     for match in _OBJECTIVE.finditer(text.partition(";")[0]):
         unknown = match[1] not in (*CALLS, *OBJECTIVES) and IMPORT not in os.environ
@@ -141,10 +138,14 @@ class _Parser:
         self.expect("(")
         return self.built(start, getattr(import_module(f"{__package__}.values"), CALLS[word]), *self.values(")"))
 
+    def separated(self, character: str, read: Callable[[], Any]) -> list[Any]:
+        found = [read()]
+        while self.take(character):
+            found.append(read())
+        return found
+
     def values(self, end: str) -> list[Any]:
-        found = [self.value()]
-        while self.take(","):
-            found.append(self.value())
+        found = self.separated(",", self.value)
         self.expect(end)
         return found
 
@@ -152,9 +153,7 @@ class _Parser:
         self.depth += 1
         if self.depth > DEPTH:
             raise self.fail(f"more than {DEPTH} objectives inside each other")
-        terms = [self.term()]
-        while self.take("+"):
-            terms.append(self.term())
+        terms = self.separated("+", self.term)
         self.depth -= 1
         return self.total(terms)
 
@@ -178,12 +177,11 @@ class _Parser:
         cls = self.built(start, self.kind, name)
         values: dict[str, Any] = {}
         wraps = "objective" in cls._defaults()
-        if self.next == "(":
-            if not wraps:
-                inside = self.text[self.at + 1 :].partition(")")[0].strip()
-                hint = f", {name}:{inside}" * ("=" in inside)
-                raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon{hint}")
-            self.expect("(")
+        if self.next == "(" and not wraps:
+            inside = self.text[self.at + 1 :].partition(")")[0].strip()
+            hint = f", {name}:{inside}" * ("=" in inside)
+            raise self.fail(f"{name!r} takes no objective in parentheses; parameters follow a colon{hint}")
+        if self.take("("):
             self.outer.append((name, cls.hyper))
             values["objective"] = self.sum()
             self.outer.pop()
@@ -193,13 +191,10 @@ class _Parser:
         elif wraps:
             raise self.fail(f"{name!r} wraps an objective: {name}(infonce)")
         if self.take(":"):
-            self.parameter(name, cls.hyper, values)
-            while self.take(","):
-                self.parameter(name, cls.hyper, values)
-        for name, default in self.defaults.items():
-            if name in cls.hyper and name not in values:
-                with suppress(TypeError, ValueError):  # another objective's value may have no meaning here
-                    values[name] = cls.hyper[name].check(default, name)
+            self.separated(",", lambda: self.parameter(name, cls.hyper, values))
+        for key in self.defaults.keys() & cls.hyper.keys() - values.keys():
+            with suppress(TypeError, ValueError):  # another objective's value may have no meaning here
+                values[key] = cls.hyper[key].check(self.defaults[key], key)
         return self.built(start, cls, **values)
 
     def parameter(self, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:

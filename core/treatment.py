@@ -85,10 +85,8 @@ class Treatment(Wrapper):
         self.told: dict[str, Any] = {name: value for name, value in told.items() if value}
         for name, path in self.told.items():
             if isinstance(path, str) and not PATH.fullmatch(path):
-                raise ValueError(
-                    f"treatment: {name}: expected a path that is looked up, batch['id']; got {path!r}. "
-                    "Give these values a name in the script."
-                )
+                expected = f"expected a path that is looked up, batch['id']; got {path!r}"
+                raise ValueError(f"treatment: {name}: {expected}. Give these values a name in the script.")
         if ids and labels:
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
         if guide and not self.rules and not uses_guide(self.objective):
@@ -120,12 +118,10 @@ class Treatment(Wrapper):
         return call(*views, gather=gather, reduction=reduction, **options)
 
     def from_scores(self, pos: Tensor, neg: Any, mask: Tensor | None = None, **options: Any) -> Tensor:
-        """Compute the loss of similarities; ``ids``, ``duplicates`` and ``guide`` are pairs, of anchors and of keys.
+        """Compute the loss of similarities, ``neg`` a matrix, with the options of :meth:`Objective.from_scores`.
 
-        Args:
-            pos, neg, mask, options: see :meth:`Objective.from_scores`. ``neg`` is a matrix.
-            ids, duplicates: ``(anchors,)`` and ``(keys,)``, or rows and texts.
-            guide: its similarities, of the shapes of ``pos`` and ``neg``.
+        ``ids`` and ``duplicates`` are pairs, ``(anchors,)`` and ``(keys,)``, or rows and texts; ``guide`` is one of
+        similarities, of the shapes of ``pos`` and ``neg``.
         """
         args, options, tally = self._allowed(pos, neg, mask, **options)
         self._count(tally)
@@ -138,12 +134,10 @@ class Treatment(Wrapper):
         return self.objective.from_pairings(scores, *args, **options)
 
     def from_logits(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Tensor:
-        """Compute the loss of logits; ``ids``, ``classes``, ``guide`` and ``duplicates`` are those of anchors or keys.
+        """Compute the loss of logits, with the options of :meth:`Objective.from_logits` and those of :attr:`paths`.
 
-        Args:
-            logits, labels: see :meth:`Objective.from_logits`.
-            options: as there, and those that :attr:`paths` ask for; class labels are ``classes``. A guide is a matrix
-                like the logits, or embeddings of the keys.
+        ``ids``, ``classes`` (the labels) and ``duplicates`` are those of anchors or keys; a guide is a matrix like the
+        logits, or embeddings of the keys.
         """
         args, options, tally = self._masked(logits, labels, **options)
         self._count(tally)
@@ -157,10 +151,9 @@ class Treatment(Wrapper):
         tally = None
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)
-        elif call == "from_scores":
-            args, options, tally = self._allowed(*args, **options)
-        elif call == "from_logits":
-            args, options, tally = self._masked(*args, **options)
+        elif call in ("from_scores", "from_logits"):
+            read = self._allowed if call == "from_scores" else self._masked
+            args, options, tally = read(*args, **options)
         found = self.objective.report(*args, call=call, **options)
         if tally is not None:
             anchors, excluded, empty = map(float, tally)
@@ -188,7 +181,7 @@ class Treatment(Wrapper):
                 raise self._missing("duplicates")
             if isinstance(views[-1], Keys):
                 raise TypeError(f"{self}: duplicates: of documents, give ids= and cp.Keys(..., ids=...) instead.")
-            told = [*views[0].unbind(1)] if options.get("stacked", False) else [*views]
+            told = views[0].unbind(1) if options.get("stacked", False) else views
             numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
             known = options.get("ids") if options.get("labels") is None else options["labels"]
             if known is not None:
@@ -259,17 +252,13 @@ class Treatment(Wrapper):
     def _left(
         self, keys: Tensor, drop: Tensor, judge: Tensor, pos: Tensor, pos_mask: Tensor | None
     ) -> tuple[Tensor, Tally]:
-        """Return which keys are negatives: those that are not dropped, within the limits of the rules.
+        """Return which of the ``keys``, ``(..., anchors, keys)``, are negatives, and count.
 
-        Args:
-            keys: ``(..., anchors, keys)``, True for negatives before the treatment.
-            drop: those that are the same sample.
-            judge: the similarities that the rules compare.
-            pos: those of the positives, and which of them there are.
+        Those that are not in ``drop``, the same sample, and whose similarity by ``judge`` is within the rules' limits,
+        given that of the positives, ``pos``.
         """
-        left = keys & ~drop
+        left = within = keys & ~drop
         rows = keys.any(-1) if pos_mask is None else keys.any(-1) & pos_mask.any(-1)
-        within = left
         if self.rules:
             most = torch.cat(limits(self.rules, pos, pos_mask), -1).amin(-1, keepdim=True)
             within = left & (judge <= most)
@@ -291,8 +280,7 @@ class Treatment(Wrapper):
         if s.dim() > 2:
             if len(s) == 2 and s.shape[-1] == s.shape[-2] and torch.equal(s[0], s[1].mT):  # both ways of the same pairs
                 return self._same(s[0], out[0], positive[0], known, dtype).expand_as(out).clone()
-            parts = zip(s, out, positive, strict=True)
-            return torch.stack([self._same(*each, known, dtype) for each in parts])
+            return torch.stack([self._same(*each, known, dtype) for each in zip(s, out, positive, strict=True)])
         names = [name for name in self.told if name not in ("guide", "log_q", "index")]
         if not names:
             return torch.zeros_like(out)
@@ -353,7 +341,7 @@ class Treatment(Wrapper):
 
     def _text(self, detail: str) -> str:
         told = [name if path is True else f"{name}={path}" for name, path in self.told.items()]
-        rules = [f"{str(rule).partition('(')[0]}={str(rule).partition('(')[2][:-1]}" for rule in self.rules]
+        rules = [str(rule).replace("(", "=").rstrip(")") for rule in self.rules]
         return "; ".join([self.objective._text(detail), *told, *rules])
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,9 +1,7 @@
 """Values of hyper-parameters that are not constant: scheduled, learned, tracked, or those of a host.
 
-A :class:`Schedule` follows the training step, and a :class:`Learned` value is trained; specs write them as
-``schedule(0.5,0.1,1000)`` and ``learned(0.07,0.005,1)``. Every :class:`counterpoint.Real` that is not ``fixed`` accepts
-them.
-The scale and the bias of a host's logits belong to a call, to its thread and to its backward pass.
+Every :class:`counterpoint.Real` that is not ``fixed`` accepts a :class:`Schedule` and a :class:`Learned` value. The
+scale and the bias of a host belong to a call, to its thread and to its backward pass.
 """
 
 import math
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
-from .checks import is_number
 from .names import check_known
 
 Value = float | Tensor
@@ -41,8 +38,8 @@ class Moving(nn.Module):
 class FromHost(Moving):
     """A temperature or a bias that comes with the logits of a host.
 
-    A temperature is one over ``scale=`` of :meth:`counterpoint.Objective.from_logits`, a bias is its ``bias=``; if they
-    are learned, they keep their gradient. Specs write ``t=host`` and ``b=host``.
+    A temperature is one over ``scale=`` of :meth:`counterpoint.Objective.from_logits`, a bias is its ``bias=``; trained
+    ones keep their gradient. Specs write ``t=host`` and ``b=host``.
 
     >>> import torch, counterpoint as cp
     >>> log_scale = torch.tensor(3.0, requires_grad=True)
@@ -101,7 +98,7 @@ def at_scale(scale: Value | None, bias: Value | None = None, every_bias: bool = 
     scale, bias = (x.reshape(()) if isinstance(x, Tensor) and x.numel() == 1 else x for x in (scale, bias))
     values: Values = {} if scale is None else {"temperature": 1 / scale}
     if bias is not None:
-        values |= {"bias": bias, "every bias": bias} if every_bias else {"bias": bias}
+        values |= dict.fromkeys(("bias", "every bias") if every_bias else ("bias",), bias)
     return with_host_values({**host_values(), **values})
 
 
@@ -131,12 +128,10 @@ class Schedule(Moving):
     def __init__(self, start: float, end: float, steps: int, shape: Shape = "linear") -> None:
         super().__init__()
         for name, value in (("start", start), ("end", end)):
-            if not is_number(value):
+            if not checks.is_number(value):
                 raise ValueError(f"Schedule: {name} must be a finite number, got {value!r}.")
-        if not is_number(steps) or steps != int(steps):
-            raise ValueError(f"Schedule: steps must be a whole number, got {steps!r}.")
-        if steps < 1:
-            raise ValueError(f"Schedule: steps must be at least 1, got {int(steps)}.")
+        if not checks.is_number(steps) or steps != int(steps) or steps < 1:
+            raise ValueError(f"Schedule: steps must be a whole number, at least 1, got {steps!r}.")
         check_known("Schedule: unknown shape", shape, get_args(Shape))
         self.start: float = float(start)
         self.end: float = float(end)
@@ -198,8 +193,8 @@ class Learned(Moving):
 
     def __init__(self, init: float, low: float = 1e-3, high: float = 1e3) -> None:
         super().__init__()
-        if not (is_number(init) and is_number(low) and is_number(high) and low <= init <= high):
-            hint = " A value that may be negative needs low= and high= too." if is_number(init) and init <= 0 else ""
+        if not (all(map(checks.is_number, (init, low, high))) and low <= init <= high):
+            hint = " A value that may be negative needs low= and high= too." * (checks.is_number(init) and init <= 0)
             got = f"got init={init!r}, low={low!r}, high={high!r}"
             raise ValueError(f"Learned: expected low <= init <= high, {got}.{hint}")
         self.start: float = float(init)
@@ -229,8 +224,8 @@ class Learned(Moving):
 def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
     """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters.
 
-    A loss that is differentiated before its own gradient is known must be differentiated with respect to the values:
-    whether a number at its limit may move depends on the sign of the whole gradient.
+    A loss is differentiated with respect to the values before its own gradient is known: whether a number at its limit
+    may move depends on the sign of the whole gradient.
     """
     learned = [part for part in module.modules() if isinstance(part, Learned)]
     own = {id(p) for part in learned for p in part.parameters()}
@@ -244,15 +239,15 @@ Number = float | Schedule | Learned
 class Tracked(nn.Module):
     """The exponential moving average of a statistic of the training batches.
 
-    The first training batch sets it; each later one counts ``1 - momentum``. Before the first training call it is the
-    current batch's value, so that evaluation alone does not depend on hidden state.
+    The first training batch sets it; each later one counts a tenth. Before the first training call it is the current
+    batch's value, so that evaluation alone does not depend on hidden state.
     """
 
+    momentum = 0.9
     value: Tensor
 
-    def __init__(self, momentum: float = 0.9) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.momentum = momentum
         self.register_buffer("value", torch.full((), math.nan))
 
     def forward(self, current: Tensor) -> Tensor:
@@ -274,9 +269,9 @@ def kept(new: Tensor, old: Tensor) -> Tensor:
 
 
 def _mapped(x: Tensor) -> bool:
-    wrappers = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    inside = wrappers.is_functorch_wrapped_tensor(x)
-    return inside and (wrappers.is_batchedtensor(x) or _mapped(wrappers.get_unwrapped(x)))
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    inside = functorch.is_functorch_wrapped_tensor(x)
+    return inside and (functorch.is_batchedtensor(x) or _mapped(functorch.get_unwrapped(x)))
 
 
 def number(value: float) -> str:

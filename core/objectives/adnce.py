@@ -1,8 +1,8 @@
-"""ADNCE: negatives weighted by how informative their similarity is."""
+"""ADNCE, which weights negatives by how informative their similarity is, and the baseline it compares with."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -11,17 +11,15 @@ from torch import Tensor
 from .. import checks
 from ..batch.ready_made import as_negatives, score_matrix
 from ..batch.scores import Negatives, Scores
-from ..hyper import Choice, Real
-from ..values import Number, Tracked, Value, bounds, text
+from ..hyper import Choice, Flag, Real
+from ..objective import Objective
+from ..values import Number, Tracked, Value, bounds, log, text
 from .infonce import Denominator, InfoNCE, softplus
 
 Family = Literal["gaussian", "gamma", "rayleigh", "chi2"]
 
-# A density that is infinite at s = -1 has its weight at this distance there.
-TINY = 1e-6
-
-# With log-weights of at most this, exponents are rounded to 1e-4 in float32.
-SMALL = 1e3
+TINY = 1e-6  # a density that is infinite at s = -1 has its weight at this distance there
+SMALL = 1e3  # with log-weights of at most this, exponents are rounded to 1e-4 in float32
 
 
 def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
@@ -95,20 +93,17 @@ class ADNCE(InfoNCE, name="adnce"):
         above=0,
         words=("auto",),
         default=1.0,
-        doc='Standard deviation (gaussian) or scale (gamma) > 0. ``"auto"`` tracks the standard deviation of the '
-        "training negatives.",
+        doc='Standard deviation (gaussian) or scale (gamma) > 0. ``"auto"`` tracks that of the training negatives.',
     )
     weight: Choice[Family] = Choice(*get_args(Family), default="gaussian", doc="The family of densities.")
-    quantile: Real[float, float] = Real(
-        above=0, below=1, default=0.9, fixed=True, kw_only=True, doc='For ``mu="auto"``.'
-    )
+    quantile: Real[float, float] = Real(above=0, below=1, default=0.9, fixed=True, kw_only=True, doc="See ``mu``.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         mu, sigma, weight = (self._hyper[key] for key in ("mu", "sigma", "weight"))
         if "auto" in (mu, sigma) and weight != "gaussian":
             raise ValueError(f"ADNCE: mu and sigma can be 'auto' for weight='gaussian' only, got weight={weight!r}.")
-        if weight != "gaussian" and bounds(self._hyper["mu"])[0] <= 0:
+        if weight != "gaussian" and bounds(mu)[0] <= 0:
             raise ValueError(f"ADNCE: mu must be positive for weight={weight!r}, got {text(mu)}.")
         if mu == "auto":
             self.tracked_mu: Tracked = Tracked()
@@ -125,24 +120,53 @@ class ADNCE(InfoNCE, name="adnce"):
         return mu, sigma
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
-        mu, sigma = self.mu_and_sigma(scores.neg)
-        log_sum, log_total, _ = weighted_sums(scores, t, self.weight, mu, sigma)
+        log_sum, log_total, _ = self.weighted_sums(scores, t)
         return log_sum - log_total + scores.neg.log_count  # of weights with mean one
+
+    def weighted_sums(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+        """Compute ``log sum_j w_j E(s_j)`` and ``log sum_j w_j``, and return the function ``log w`` of a similarity.
+
+        Log-weights so large that a similarity added to them would lose its digits are divided by their total.
+        """
+        family, (mu, sigma) = self.weight, self.mu_and_sigma(scores.neg)
+
+        def sums(s: Tensor) -> tuple[Tensor, Tensor]:
+            log_w = log_weight(s.detach(), family, mu, sigma)
+            return log_w + s / t, log_w
+
+        log_sum, log_total = scores.neg.logsumexp(sums)
+        shift: Value = 0.0
+        if scores.neg.group is None and checks.wanted(log_total):
+            may_cancel = not bool((log_total.detach().abs() <= SMALL).all())
+        else:  # where values cannot be read, or processes must agree
+            known = family == "gaussian" and not isinstance(mu, Tensor) and not isinstance(sigma, Tensor)
+            may_cancel = scores.bound is None or (known and ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL)
+        if may_cancel:
+            lowest = torch.finfo(log_total.dtype).min / 4
+            shift = torch.clamp(log_total.detach(), min=lowest)
+
+            def shifted(s: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+                # bounded, and so not multiplied out as a quadratic function, whose terms would cancel
+                log_w = log_weight(s.detach(), family, mu, sigma).clamp(min=lowest) - shift
+                return log_w + s / t, log_w
+
+            log_sum, log_total = scores.neg.logsumexp(shifted, shift)
+        if not any(isinstance(value, Tensor) and value.requires_grad for value in (mu, sigma)):
+            # tiles drop gradients that are tiny beside the largest; detached, a constant cannot be that largest one
+            log_total = log_total.detach()
+        return log_sum, log_total, lambda s: log_weight(s.detach(), family, mu, sigma) - shift
 
     def losses_by_positive(self, scores: Scores, t: Value) -> Tensor:
         if self.denominator != "all":
             return super().losses_by_positive(scores, t)
-        mu, sigma = self.mu_and_sigma(scores.neg)
-        log_sum, log_total, shift = weighted_sums(scores, t, self.weight, mu, sigma)
+        log_sum, log_total, log_w = self.weighted_sums(scores, t)
         pos = scores.pos if scores.denominator_pos is None else scores.denominator_pos
-        log_w_pos = log_weight(pos.detach(), self.weight, mu, sigma) - shift
-        count = scores.neg.count + 1
-        log_n = count.log() if isinstance(count, Tensor) else math.log(count)
         # relative to the positive, which may be nearly all of the denominator, or have no weight
+        log_w_pos = log_w(pos)
         mass, weight = log_sum - log_w_pos - pos / t, log_total - log_w_pos
         small = softplus(mass) - softplus(weight)
         large = log_sum - pos / t - log_total + softplus(-mass) - softplus(-weight)
-        losses = torch.where((mass > 0) & (weight > 0), large, small) + log_n
+        losses = torch.where((mass > 0) & (weight > 0), large, small) + log(scores.neg.count + 1)
         return losses if scores.denominator_pos is None else losses + (pos - scores.pos) / t
 
     def weights(self, neg: Tensor) -> Tensor:
@@ -152,44 +176,39 @@ class ADNCE(InfoNCE, name="adnce"):
         return log_w.softmax(1) * s.shape[1]
 
 
-def weighted_sums(
-    scores: Scores, t: Value, family: str, mu: Value, sigma: Value
-) -> tuple[Tensor, Tensor, Tensor | float]:
-    """Compute ``log sum_j w_j E(s_j)`` and ``log sum_j w_j``, with log-weights less a shift, which is returned too.
+class AlphaCL(Objective, name="alphacl"):
+    """alpha-CL-direct: a linear loss with explicit weights on the negatives.
 
-    The shift is zero unless log-weights are so large that a similarity added to them would lose its digits.
+    ``sum_j w_j / W (s_j - p)`` with ``w_j = e^{-(1 - s_j)^power / t}``, ``W = sum_j w_j``; the weights are constants
+    (no gradient). ``normalize=False`` is the unnormalized ``W (1 - p) - sum_j w_j (1 - s_j)``.
+
+    Paper: Tian 2022, https://arxiv.org/abs/2201.12680, as in the code of Wu et al. 2023 (``a_cl`` and ``a_cl2``).
+
+    >>> import torch, counterpoint as cp
+    >>> cp.AlphaCL(0.5, power=2)(torch.eye(4), torch.eye(4))
+    tensor(-1.)
     """
 
-    def log_w(s: Tensor) -> Tensor:
-        return log_weight(s.detach(), family, mu, sigma)
+    formula = "sum_j w_j / W (s_j - p),  w = e^{-(1 - s)^power / t}"
+    use = "hard negatives should count more, by a power of their distance"
+    tune_first = "t, then power"
+    cost = "a softmax"
 
-    def sums(s: Tensor) -> tuple[Tensor, Tensor]:
-        log_weights = log_w(s)
-        return log_weights + s / t, log_weights
+    temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
+    power: Real = Real(above=0, default=4.0, doc="Exponent of the distance, > 0; ``tau_plus`` in the official code.")
+    normalize: Flag = Flag(default=True, doc="Divide by the sum of the weights.")
 
-    def constant(log_total: Tensor) -> Tensor:
-        # tiles drop gradients that are tiny beside the largest; detached, a constant cannot be that largest one
-        trained = any(isinstance(value, Tensor) and value.requires_grad for value in (mu, sigma))
-        return log_total if trained else log_total.detach()
+    def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
+        def log_w(s: Tensor) -> Tensor:
+            # rounding can push a cosine above one, where a fractional power is NaN
+            distance: Tensor = (1 - s).clamp(min=0) ** self.power
+            return -distance / self.temperature
 
-    log_sum, log_total = scores.neg.logsumexp(sums)
-    if scores.neg.group is None and checks.wanted(log_total):
-        may_cancel = not bool((log_total.detach().abs() <= SMALL).all())
-    else:  # where values cannot be read, or processes must agree
-        known = family == "gaussian" and not isinstance(mu, Tensor) and not isinstance(sigma, Tensor)
-        may_cancel = scores.bound is None or (known and ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL)
-    if not may_cancel:
-        return log_sum, constant(log_total), 0.0
-    lowest = torch.finfo(log_total.dtype).min / 4
-    shift = log_total.detach().clamp(min=lowest)
-
-    def shifted(s: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
-        # bounded, and so not multiplied out as a quadratic function, whose terms would cancel
-        log_weights = log_w(s).clamp(min=lowest) - shift
-        return log_weights + s / t, log_weights
-
-    log_sum, log_total = scores.neg.logsumexp(shifted, shift)
-    return log_sum, constant(log_total), shift
+        if self.normalize:
+            return neg.expectation(log_w, lambda s: s)[1] - pos
+        total = neg.mean(lambda s: log_w(s.detach()).exp()) * neg.count
+        pulled = neg.mean(lambda s: log_w(s.detach()).exp() * (1 - s)) * neg.count
+        return total * (1 - pos) - pulled  # type: ignore[no-any-return]
 
 
 def pooled(x: Tensor, neg: Negatives) -> Tensor:

@@ -105,7 +105,8 @@ class CLDRO(Objective, name="dro"):
     def worst_case(self, neg: Negatives) -> Tensor:
         """Compute ``max_Q E_Q s``, ``(anchors, 1)``."""
         if self.divergence == "chi2":
-            return chi2_worst_case(neg, self.radius, self.scale, self.nonneg)
+            solve = nonnegative_worst_case if self.nonneg else mean_and_deviations
+            return solve(neg, self.radius / self.scale)
         if self.alpha is not None:
             return self.alpha * (self.radius + log_g0(neg, self.alpha))
         return kl_worst_case(neg, self.radius, self.shared)
@@ -194,17 +195,15 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
         return torch.where(curved, -((radius - kl) ** 2) / (2 * torch.where(curved, h, 1.0)), 0.0)
 
     matrix: Any = neg
-    scores = getattr(matrix, "scores", None)
-    if scores is None or checks.compiling():  # neither has second derivatives
+    if not hasattr(matrix, "scores") or checks.compiling():  # neither has second derivatives
         return value()
     if checks.traced():
         return value() + curvature()
     with torch.no_grad():
         log_mean, weights = matrix.softmax_weights(b, top)
         solved = a * (radius + log_mean) + top
-    further = [radius] if isinstance(radius, Tensor) else []
-    once = matrix.workspace is not None
-    return Envelope.apply(lambda: value() + curvature(), solved, weights, a, once, scores, *further)  # type: ignore[no-any-return]
+    known = matrix, solved, weights, a, matrix.scores, radius
+    return Envelope.apply(lambda: value() + curvature(), *known)  # type: ignore[no-any-return]
 
 
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
@@ -233,15 +232,6 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
     return torch.where(t > 0, shares, largest / largest.sum(1, keepdim=True))
 
 
-def chi2_worst_case(neg: Negatives, radius: Value, scale: Value = 0.25, nonneg: bool = True) -> Tensor:
-    """Compute ``max { mean(L s) : mean L = 1, c mean (L - 1)^2 <= radius }``, ``(anchors, 1)``.
-
-    The likelihood ratio ``L`` is at least 0 if ``nonneg``.
-    """
-    bound = radius / scale
-    return nonnegative_worst_case(neg.materialized(), bound) if nonneg else mean_and_deviations(neg, bound, None)
-
-
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
     """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``.
 
@@ -256,9 +246,7 @@ def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> T
     return ratio / ratio.mean(1, keepdim=True)
 
 
-def mutual_information(
-    pos: Tensor, neg: Tensor | Negatives, divergence: str = "kl", temperature: Value = 1.0
-) -> Tensor:
+def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "kl", temperature: Value = 1) -> Tensor:
     """Estimate phi-mutual information from a critic's scores by its tight variational bound (Wu et al. 2023, sec. 4).
 
     * ``kl``: ``t (E[p / t] - log E[e^{s / t}])``, i.e. minus InfoNCE's mean form, times ``t``.
@@ -269,9 +257,6 @@ def mutual_information(
         neg: ``(anchors, N)`` scores of independent pairs.
         divergence: ``kl`` or ``chi2``.
         temperature: ``t`` of the KL estimate.
-
-    Returns:
-        A scalar.
 
     >>> import torch, counterpoint as cp
     >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))

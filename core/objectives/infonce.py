@@ -14,6 +14,9 @@ from ..values import Tracked, Value, log
 
 Denominator = Literal["with_positive", "negatives", "mean"]
 
+EXPONENT = 60.0  # larger ones overflow float32
+LARGEST_COSINE = 1 - 2.0**-20  # a number in float32, too
+
 
 def softplus(x: Tensor) -> Tensor:
     """Compute ``log(1 + e^x)``; from 40 on it is ``x`` in float64 too."""
@@ -25,26 +28,8 @@ def log_g0(neg: Negatives, t: Value) -> Tensor:
     return neg.logsumexp(lambda s: s / t) - neg.log_count  # type: ignore[no-any-return]
 
 
-def log_hard(neg: Negatives, t: Value, beta: Value, detach_weights: bool, base: Tensor) -> Tensor:
-    """Compute ``log (sum_j k_j^{beta+1} / sum_j k_j^beta)`` with ``k_j = e^{(s_j - base) / t}``, ``(anchors, 1)``."""
-
-    def powers(s: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-        log_k = (s - base) / t
-        log_w = beta * (log_k.detach() if detach_weights else log_k)
-        return log_k + log_w, log_w
-
-    top, bottom = neg.logsumexp(powers, base)
-    return top - bottom  # type: ignore[no-any-return]
-
-
 def log_debiased(
-    neg: Negatives,
-    v: Tensor,
-    v_mask: Tensor | None,
-    t: Value,
-    prior: Value,
-    beta: Value | None,
-    detach_weights: bool = False,
+    neg: Negatives, v: Tensor, v_mask: Tensor | None, t: Value, prior: Value, beta: Value | None, detach: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute ``log g1`` (``beta=None``) or ``log g2``, and where the floor is active, each ``(anchors, 1)``.
 
@@ -56,9 +41,16 @@ def log_debiased(
     """
     base = v[:, :1].detach()
     if beta is None:
-        log_u = neg.logsumexp(lambda s, b: (s - b) / t, base) - neg.log_count
+        log_u = neg.logsumexp(lambda s, base: (s - base) / t, base) - neg.log_count
     else:
-        log_u = log_hard(neg, t, beta, detach_weights, base)
+
+        def powers(s: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
+            log_k = (s - base) / t
+            log_w = beta * (log_k.detach() if detach else log_k)
+            return log_k + log_w, log_w
+
+        log_sum, log_total = neg.logsumexp(powers, base)
+        log_u = log_sum - log_total
     count = float(v.shape[1]) if v_mask is None else v_mask.sum(1, keepdim=True).clamp(min=1).to(v.dtype)
     log_v = logsumexp_over((v - base) / t, v_mask) - log(count)
     floor = -(1 + base) / t
@@ -67,7 +59,7 @@ def log_debiased(
     gap = log_v + log(prior) - log_u
     below = gap >= 0
     # where the difference is not positive, a placeholder keeps the unused gradient finite
-    value = log_u + log1mexp(torch.where(below, torch.full_like(gap, -1.0), gap)) - log(1 - prior)
+    value = log_u + log1mexp(gap.masked_fill(below, -1.0)) - log(1 - prior)
     floored = below | (value <= floor)
     return torch.where(floored, floor, value) + base / t, floored
 
@@ -75,9 +67,8 @@ def log_debiased(
 def log1mexp(x: Tensor) -> Tensor:
     """Compute ``log(1 - e^x)`` for x < 0, accurately near 0 and far from it."""
     near = x > -math.log(2)
-    small = torch.where(near, x, torch.full_like(x, -1.0))
-    large = torch.where(near, torch.full_like(x, -1.0), x)
-    return torch.where(near, torch.log(-torch.expm1(small)), torch.log1p(-torch.exp(large)))
+    small, large = x.masked_fill(~near, -1.0), x.masked_fill(near, -1.0)
+    return torch.where(near, (-small.expm1()).log(), (-large.exp()).log1p())
 
 
 class InfoNCE(Objective, name="infonce"):
@@ -119,14 +110,10 @@ class InfoNCE(Objective, name="infonce"):
         *get_args(Denominator), default="with_positive", always=True, kw_only=True, doc="See the table."
     )
     radius: Real[float | None, float | None] = Real(
-        above=0,
-        default=None,
-        optional=True,
-        fixed=True,
-        kw_only=True,
+        above=0, default=None, optional=True, fixed=True, kw_only=True,
         doc="If set, replace ``temperature`` by CL-DRO's rule ``t = sqrt(Var(s) / (2 radius))``: ``t`` follows the "
         "batches so that the implied worst-case distribution stays about this far (in KL) from the empirical one.",
-    )
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         if self.radius is not None:
@@ -139,10 +126,8 @@ class InfoNCE(Objective, name="infonce"):
 
     def losses(self, scores: Scores) -> Tensor:
         t = self.tau(scores.neg)
-        losses = self.losses_by_positive(scores, t)
-        if scores.positive_factor is None:
-            return losses
-        return losses + (1 - scores.positive_factor) * (scores.pos / t)
+        losses, factor = self.losses_by_positive(scores, t), scores.positive_factor
+        return losses if factor is None else losses + (1 - factor) * (scores.pos / t)
 
     def losses_by_positive(self, scores: Scores, t: Value) -> Tensor:
         """Compute the loss of each positive, ``(anchors, P)``, before ``positive_factor``."""
@@ -167,11 +152,10 @@ class InfoNCE(Objective, name="infonce"):
             return log_mass - scores.neg.log_count - scores.pos / t
         if self.denominator == "negatives" or scores.negatives_only:
             return log_mass - scores.pos / t
-        if scores.denominator_pos is not None:
-            return softplus(log_mass - scores.denominator_pos / t) + (scores.denominator_pos - scores.pos) / t
-        if scores.times != 1:
-            return softplus(log_mass - scores.pos / t - math.log(scores.times)) + math.log(scores.times)
-        return softplus(log_mass - scores.pos / t)
+        if (kept := scores.denominator_pos) is not None:
+            return softplus(log_mass - kept / t) + (kept - scores.pos) / t
+        gap = log_mass - scores.pos / t
+        return softplus(gap) if scores.times == 1 else softplus(gap - math.log(scores.times)) + math.log(scores.times)
 
 
 class DCL(InfoNCE, name="dcl"):
@@ -195,20 +179,17 @@ class DCL(InfoNCE, name="dcl"):
     on_cosines = True
 
     prior: Real = Real(
-        low=0,
-        below=1,
-        default=0.1,
+        low=0, below=1, default=0.1,
         doc="``tau+``, the share of false ones among all of an anchor's negatives in the batch, not among its mined "
         "ones alone, in ``[0, 1)``; or one per sample in the call: ``loss_fn(z1, z2, prior=tensor)``.",
-    )
+    )  # fmt: skip
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:
         return self._estimate(scores, t)[0] + scores.neg.log_count
 
     def _estimate(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor]:
         prior = self.prior if scores.prior is None else scores.prior
-        v, mask = scores.class_positives()
-        return log_debiased(scores.neg, v, mask, t, prior, *self._hardness())
+        return log_debiased(scores.neg, *scores.class_positives(), t, prior, *self._hardness())
 
     def _hardness(self) -> tuple[Value | None, bool]:
         return None, False
@@ -251,9 +232,6 @@ def first_temperature(objective: Objective, t: float) -> float:
     return t * (1 + max((beta for beta in betas if is_number(beta)), default=0.0))
 
 
-EXPONENT = 60.0  # larger ones overflow float32
-
-
 class RINCE(InfoNCE, name="rince"):
     """Robust InfoNCE: positives that are wrong pull less, the more so the larger ``q`` is.
 
@@ -282,9 +260,6 @@ class RINCE(InfoNCE, name="rince"):
         exponent = (q * scores.pos / t).clamp(-EXPONENT, EXPONENT)
         difference = torch.expm1((q * log_share).clamp(max=EXPONENT - exponent.clamp(min=0)))  # which cannot cancel
         return exponent.exp() * difference / q
-
-
-LARGEST_COSINE = 1 - 2.0**-20  # a number in float32, too
 
 
 def log_odds(s: Tensor) -> Tensor:

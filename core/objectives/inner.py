@@ -21,26 +21,18 @@ class Envelope(torch.autograd.Function):
 
     Args:
         function: returns the value, for second derivatives.
+        neg: a matrix. If it has a workspace, the first backward pass is the last, and may overwrite ``weights``.
         value: ``(anchors, 1)``.
-        weights: its gradient by ``tensors[0]``, the scores, ``(anchors, keys)``.
-        slope: its gradient by ``tensors[1]``, if there is one, the radius or a multiple of it, ``(anchors, 1)``.
-        once: whether the first backward pass is the last, which may then overwrite ``weights``.
-        tensors: what may need a gradient.
+        weights: its gradient by ``scores``, those of ``neg``, ``(anchors, keys)``.
+        slope: its gradient by ``bound``, the radius or a multiple of it, ``(anchors, 1)``.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        function: Callable[[], Tensor],
-        value: Tensor,
-        weights: Tensor,
-        slope: Tensor,
-        once: bool,
-        *tensors: Tensor,
-    ) -> Tensor:
-        ctx.function, ctx.once = function, once
-        ctx.save_for_backward(weights, slope, *tensors)
-        return value.clone()
+    def forward(ctx: Any, function: Callable[[], Tensor], *known: Any) -> Tensor:
+        neg, value, weights, slope, scores, bound = known
+        ctx.function, ctx.once = function, neg.workspace is not None
+        ctx.save_for_backward(weights, slope, scores, bound if isinstance(bound, Tensor) else None)
+        return value.clone()  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
@@ -48,73 +40,73 @@ class Envelope(torch.autograd.Function):
         needed = ctx.needs_input_grad[5:]
         if not torch.is_grad_enabled():  # not create_graph=True
             d_scores = torch.mul(weights, upstream, out=weights if ctx.once else None)
-            return None, None, None, None, None, d_scores, *((upstream * slope).sum() for _ in needed[1:])
+            return *[None] * 5, d_scores, (upstream * slope).sum() if needed[1] else None
         wanted = [x for x, need in zip(tensors, needed, strict=True) if need]
         gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
-        return None, None, None, None, None, *(next(gradients) if need else None for need in needed)
+        return *[None] * 5, *(next(gradients) if need else None for need in needed)
 
 
 def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     """Compute ``max { mean(L s) : L >= 0, mean L = 1, mean (L - 1)^2 <= bound }``, ``(anchors, 1)``."""
-    matrix: Any = neg
-    scores = getattr(matrix, "scores", None)
-    if scores is None or checks.traced() or not checks.wanted(scores):
-        return _closed_form(neg, bound, *chi2_threshold(neg, bound))
-    with torch.no_grad():
-        weights, rows, results = matrix.pair_buffer(), 0, []
-        for part in matrix.split():
-            w, top = weights[rows : rows + len(part.scores)], part.max()
-            x = part.scores.detach() - top
-            low, reached = _threshold(part, bound, top, x, w)
-            ties = (x >= 0).to(x.dtype) if bool(reached.any()) else None
-            # 1. the closed form over the negatives above the threshold, in which its rounding cancels
-            torch.sub(x, low, out=w).gt_(0)
-            if part.log_weight is not None:
-                w.mul_(part.log_weight.exp())
-            part.exclude_(w)
-            part.exclude_(x)  # where it may be infinite
-            total = w.sum(1, keepdim=True)
-            mean = (w * x).sum(1, keepdim=True) / total
-            tilt = x.sub_(mean) * w
-            variance = (tilt * x).sum(1, keepdim=True) / total
-            spread = total / part.count * (1 + bound) - 1
-            flat = variance * spread <= 0
-            rate = torch.where(flat, 0.0, spread / variance).sqrt()
-            w.add_(tilt.mul_(rate)).div_(total)
-            # 2. the value, and its slope by the bound
-            value, slope = top + mean + variance * rate, torch.where(flat, 0.0, total / part.count / rate / 2)
-            if ties is not None:  # they share the weight evenly, as they share the gradient of a maximum
-                part.exclude_(ties)
-                w.copy_(torch.where(reached, ties / ties.sum(1, keepdim=True), w))
-                value, slope = torch.where(reached, top, value), slope.masked_fill(reached, 0.0)
-            results.append((value, slope, top, low, reached))
-            rows += len(x)
-        value, slope, top, low, reached = map(torch.cat, zip(*results, strict=True))
-    further = [bound] if isinstance(bound, Tensor) else []
-    known = value, weights, slope, matrix.workspace is not None, scores, *further
-    return Envelope.apply(lambda: _closed_form(neg, bound, top, low, reached), *known)  # type: ignore[no-any-return]
+    neg = neg.materialized()
+    scores = getattr(neg, "scores", None)
+    solved = scores is not None and not checks.traced() and checks.wanted(scores)
+    top, low, reached, *known = _solution(neg, bound) if solved else chi2_threshold(neg, bound)
+
+    def closed_form() -> Tensor:
+        return torch.where(reached, neg.max(), mean_and_deviations(neg, bound, (top, low)))
+
+    return Envelope.apply(closed_form, neg, *known, scores, bound) if solved else closed_form()
 
 
-def _closed_form(neg: Negatives, bound: Value, top: Tensor, low: Tensor, reached: Tensor) -> Tensor:
-    return torch.where(reached, neg.max(), mean_and_deviations(neg, bound, (top, low)))
+@torch.no_grad()
+def _solution(matrix: Any, bound: Value) -> Sequence[Tensor]:
+    """Compute the threshold of a matrix as :func:`chi2_threshold` does, the value, its weights, and its slope."""
+    parts = matrix.split()
+    weights, results = matrix.pair_buffer(), []
+    for part, w in zip(parts, weights.split([len(part.scores) for part in parts]), strict=True):
+        top = part.max()
+        x = part.scores.detach() - top
+        low, reached = _threshold(part, bound, top, x, w)
+        ties = (x >= 0).to(x.dtype) if bool(reached.any()) else None
+        # 1. the closed form over the negatives above the threshold, in which its rounding cancels
+        torch.sub(x, low, out=w).gt_(0)
+        if part.log_weight is not None:
+            w.mul_(part.log_weight.exp())
+        part.exclude_(w)
+        part.exclude_(x)  # where it may be infinite
+        total = w.sum(1, keepdim=True)
+        mean = (w * x).sum(1, keepdim=True) / total
+        tilt = x.sub_(mean) * w
+        variance = (tilt * x).sum(1, keepdim=True) / total
+        spread = total / part.count * (1 + bound) - 1
+        flat = variance * spread <= 0
+        rate = torch.where(flat, 0.0, spread / variance).sqrt()
+        w.add_(tilt.mul_(rate)).div_(total)
+        # 2. the value, and its slope by the bound
+        value, slope = top + mean + variance * rate, torch.where(flat, 0.0, total / part.count / rate / 2)
+        if ties is not None:  # they share the weight evenly, as they share the gradient of a maximum
+            part.exclude_(ties)
+            w.copy_(torch.where(reached, ties / ties.sum(1, keepdim=True), w))
+            value, slope = torch.where(reached, top, value), slope.masked_fill(reached, 0.0)
+        results.append((top, low, reached, value, slope))
+    top, low, reached, value, slope = map(torch.cat, zip(*results, strict=True))
+    return top, low, reached, value, weights, slope
 
 
-def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor] | None) -> Tensor:
+def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor] | None = None) -> Tensor:
     """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above a threshold.
 
-    It is exact if the threshold is the solution's: then all ``L`` there are positive.
-
-    Args:
-        bound: the radius over the scale.
-        low: a number near the threshold, and the threshold minus that; None means all negatives.
+    It is exact if the threshold is the solution's: then all ``L`` there are positive. ``low`` is a number near the
+    threshold, and the threshold minus that; None means all negatives.
     """
+
+    def above(s: Tensor, top: Tensor, low: Tensor) -> Tensor:
+        return (s.detach() - top > low).to(s.dtype)
+
     if low is None:
         mean, variance, spread = neg.mean(lambda s: s), neg.variance(), bound
     else:
-
-        def above(s: Tensor, top: Tensor, low: Tensor) -> Tensor:
-            return (s.detach() - top > low).to(s.dtype)
-
         share = neg.mean(above, *low).clamp(min=torch.finfo(low[0].dtype).eps)
         mean = neg.mean(lambda s, *low: above(s, *low) * s, *low) / share
         variance = neg.mean(lambda s, m, *low: above(s, *low) * (s - m) ** 2, mean, *low) / share
@@ -133,12 +125,9 @@ def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor, Tensor
     Where it does, ``l`` is the largest negative. The difference is at most 0; it keeps its digits where similarities
     are close to one another.
     """
-    results = []
-    for part in neg.split():  # a block of anchors stays in the cache
-        top = part.max()
-        results.append((top, *_threshold(part, bound, top)))
-    top, low, reached = map(torch.cat, zip(*results, strict=True))
-    return top, low, reached
+    blocks = [(part, part.max()) for part in neg.split()]  # a block of anchors stays in the cache
+    results = [(top, *_threshold(part, bound, top)) for part, top in blocks]
+    return tuple(map(torch.cat, zip(*results, strict=True)))  # type: ignore[return-value]
 
 
 def _threshold(
@@ -147,13 +136,7 @@ def _threshold(
     """Compute the threshold of a block of anchors, minus ``top``, and whether the radius reaches ``top``.
 
     The closed form over the negatives above a threshold gives the next threshold. It rises, and stays once no negative
-    drops out.
-
-    Args:
-        bound: the radius over the scale.
-        top: the largest negatives.
-        x: the block's matrix minus ``top``, if it has one.
-        work: a buffer like ``x``.
+    drops out. ``x`` is the block's matrix minus ``top``, if it has one, and ``work`` a buffer like it.
     """
     matrix: Any = neg
 

@@ -13,7 +13,7 @@ from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Real
 from ..objective import Objective
 from ..values import Value, log
-from .infonce import log_debiased, log_g0, softplus
+from .infonce import log_debiased, softplus
 
 Estimator = Literal["g0", "g1", "g2"]
 Weight = Literal["clean", "one"]
@@ -24,10 +24,7 @@ class _Estimated(Objective):
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     estimator: Choice[Estimator] = Choice(
-        *get_args(Estimator),
-        short="g",
-        default="g2",
-        doc="The estimator ``G``: ``g0`` (plain), ``g1`` (debiased) or ``g2`` (hard, debiased).",
+        *get_args(Estimator), short="g", default="g2", doc="``G``: ``g0`` is plain, ``g1`` debiased, ``g2`` hard too."
     )
     prior: Real = Real(low=0, below=1, default=0.01, kw_only=True, doc="As in DCL, of g1 and g2.")
     beta: Real = Real(low=0, default=1.0, kw_only=True, doc="Concentration of g2 on hard negatives, at least 0.")
@@ -36,50 +33,43 @@ class _Estimated(Objective):
     def on_cosines(self) -> bool:  # type: ignore[override]
         return self.estimator != "g0"
 
-    def log_mass(self, scores: Scores, neg: Negatives | None = None, estimator: str = "") -> Tensor:
-        """Estimate ``log (N G)`` of ``neg`` (by default of ``scores.neg``), ``(anchors, 1)``."""
-        neg, t, estimator = neg or scores.neg, self.temperature, estimator or self.estimator
+    def log_mass(self, scores: Scores, neg: Negatives, estimator: str) -> Tensor:
+        """Estimate ``log (N G)`` of negatives, ``(anchors, 1)``; the positives in ``G`` are those of ``scores``."""
         if estimator == "g0":
-            return log_g0(neg, t) + neg.log_count
+            return neg.logsumexp(lambda s: s / self.temperature)  # type: ignore[no-any-return]
         prior = self.prior if scores.prior is None else scores.prior
-        v, mask = scores.class_positives()
         beta = None if estimator == "g1" else self.beta
-        return log_debiased(neg, v, mask, t, prior, beta)[0] + neg.log_count
+        return log_debiased(neg, *scores.class_positives(), self.temperature, prior, beta)[0] + neg.log_count
 
-    def clean(self, scores: Scores, estimator: str = "") -> Tensor:
+    def pooled(self, scores: Scores, log_count: Value = 0.0) -> Tensor:
+        """Compute ``-log S / (S + N G)``, with ``S = sum_j E(p_j)``."""
+        log_s = scores.positives_logsumexp(scores.pos / self.temperature)
+        return softplus(self.log_mass(scores, scores.neg, self.estimator) + log_count - log_s)
+
+    def clean(self, scores: Scores, estimator: str) -> Tensor:
         """Compute ``-log E(p) / (E(p) + N G)`` of each anchor's first positive, ``x+`` in the paper."""
-        return softplus(self.log_mass(scores, estimator=estimator) - scores.first_positive() / self.temperature)
+        return softplus(self.log_mass(scores, scores.neg, estimator) - scores.first_positive() / self.temperature)
 
-
-def pooled(part: _Estimated, scores: Scores, log_count: Value = 0.0) -> Tensor:
-    """Compute ``-log S / (S + N G)``, with ``S = sum_j E(p_j)``."""
-    log_s = scores.positives_logsumexp(scores.pos / part.temperature)
-    return softplus(part.log_mass(scores) + log_count - log_s)
-
-
-def with_mixed(part: MixNCA | IntNaCl, scores: Scores) -> Tensor:
-    """Add the terms of the mixed views to the clean loss."""
-    loss, lam = part.clean(scores), part.lam
-    for view in scores.mixed:
-        gap = part.log_mass(scores, view.neg) - view.pos / part.temperature
-        # -log O = softplus(gap), -log(1 - O) = softplus(-gap)
-        loss = loss + (lam * softplus(gap) + (1 - lam) * softplus(-gap)) / len(scores.mixed)
-    return loss
-
-
-def robust(part: Robust | _Integrated, scores: Scores, estimator: str) -> Tensor:
-    """Compute ``w * -log E(a) / (E(a) + N G)``."""
-    if scores.adversarial is None:
-        raise ValueError(
-            f"{part.name}: needs adversarial views: pass adversarial=, made by counterpoint.views.attack, "
-            "in one of the pairings views, first_two, one_way, symmetric or pairs."
-        )
-    attacked = scores.adversarial
-    loss = softplus(part.log_mass(scores, attacked.neg, estimator) - attacked.pos / part.temperature)
-    if part.weight == "one":
+    def with_mixed(self, scores: Scores, lam: Value) -> Tensor:
+        """Add the terms of the mixed views to the clean loss."""
+        loss = self.clean(scores, self.estimator)
+        for view in scores.mixed:
+            gap = self.log_mass(scores, view.neg, self.estimator) - view.pos / self.temperature
+            # -log O = softplus(gap), -log(1 - O) = softplus(-gap)
+            loss = loss + (lam * softplus(gap) + (1 - lam) * softplus(-gap)) / len(scores.mixed)
         return loss
-    clean = part.clean(scores, estimator)
-    return (clean.detach() if part.detach_weights else clean) * loss
+
+    def robust(self, scores: Scores, estimator: str, weight: str, detach_weights: bool) -> Tensor:
+        """Compute ``w * -log E(a) / (E(a) + N G)``."""
+        if (attacked := scores.adversarial) is None:
+            made = "needs adversarial views: pass adversarial=, made by counterpoint.views.attack"
+            pairings = "in one of the pairings views, first_two, one_way, symmetric or pairs"
+            raise ValueError(f"{self.name}: {made}, {pairings}.")
+        loss = softplus(self.log_mass(scores, attacked.neg, estimator) - attacked.pos / self.temperature)
+        if weight == "one":
+            return loss
+        clean = self.clean(scores, estimator)
+        return (clean.detach() if detach_weights else clean) * loss
 
 
 class NCA(_Estimated, name="nca"):
@@ -107,17 +97,16 @@ class NCA(_Estimated, name="nca"):
     )
 
     def losses(self, scores: Scores) -> Tensor:
-        return pooled(self, scores, log(scores.positives_count()) if self.count_positives else 0.0)
+        return self.pooled(scores, log(scores.positives_count()) if self.count_positives else 0.0)
 
 
 class MixNCA(_Estimated, name="mixnca"):
     """MixNCA: mixed views are positives with probability ``lam``.
 
     ``-log E(p) / (E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)`` with
-    ``O_j = E(m_j) / (E(m_j) + N G)`` for the ``M - 1`` views ``lam x+ + (1 - lam) x_j^-`` mixed in input space.
-    :func:`counterpoint.views.mix` computes them; pass their embeddings as ``mixed=``. Without mixed views (``M = 1``)
-    the sums are empty. Every mixed view is compared with the batch's negatives. The positives in the estimators g1 and
-    g2 are the clean ones in every term.
+    ``O_j = E(m_j) / (E(m_j) + N G)`` for the views ``lam x+ + (1 - lam) x_j^-``, mixed in input space by
+    :func:`counterpoint.views.mix`; pass their embeddings as ``mixed=``. Without any, the sums are empty. Every mixed
+    view is compared with the batch's negatives, and the positives in the estimators g1 and g2 are the clean ones.
 
     Paper: Ko et al. 2022, Eq. (8), Table S1, https://arxiv.org/abs/2112.04468.
 
@@ -131,15 +120,12 @@ class MixNCA(_Estimated, name="mixnca"):
     tune_first = "t, then lam (.5, .7, .9)"
     cost = "mixed views"
     pairing = "first_two"
+    own_needs = frozenset({"mixed"})
 
     lam: Real = Real(low=0, high=1, default=0.5, doc="In ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.")
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"mixed"})
-
     def losses(self, scores: Scores) -> Tensor:
-        return with_mixed(self, scores)
+        return self.with_mixed(scores, self.lam)
 
 
 class Robust(_Estimated, name="robust"):
@@ -160,28 +146,39 @@ class Robust(_Estimated, name="robust"):
     tune_first = "epsilon of the attack"
     cost = "an attack"
     pairing = "first_two"
+    own_needs = frozenset({"adversarial"})
 
     weight: Choice[Weight] = Choice(
         *get_args(Weight),
         default="clean",
-        doc="``clean``: the anchor's clean loss with the same estimator, so that samples that are hard to tell apart "
-        "count more (``w-hat`` in the paper); ``one``: 1.",
+        doc="``clean``: the anchor's clean loss with the same estimator (``w-hat`` in the paper), so that samples that "
+        "are hard to tell apart count more; ``one``: 1.",
     )
     detach_weights: Flag = Flag(
         default=True, kw_only=True, doc="Treat the weight as a constant; the paper does not say which it does."
     )
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"adversarial"})
-
     def losses(self, scores: Scores) -> Tensor:
-        return robust(self, scores, self.estimator)
+        return self.robust(scores, self.estimator, self.weight, self.detach_weights)
 
 
-class _Integrated(_Estimated):
-    """An accurate loss plus ``alpha`` times the robust term."""
+class IntCL(_Estimated, name="intcl"):
+    """Integrated contrastive loss: InfoNCE, DCL or HCL plus the robust term.
 
+    ``-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)``. With ``estimator=robust_estimator="g0", weight="one"`` it is
+    the adversarial loss of Ho and Vasconcelos 2020, https://arxiv.org/abs/2010.12050.
+
+    Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
+
+    >>> import torch, counterpoint as cp
+    >>> cp.IntCL(0.5)(torch.eye(4), torch.eye(4), adversarial=torch.eye(4))
+    tensor(0.8844)
+    """
+
+    formula = "-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)"
+    use = "adversarial robustness"
+    tune_first = "epsilon of the attack, then alpha"
+    cost = "an attack and its forward pass"
     pairing = "first_two"
 
     alpha: Real = Real(
@@ -203,33 +200,16 @@ class _Integrated(_Estimated):
 
     def accurate(self, scores: Scores) -> Tensor:
         """Compute the term that is not about robustness."""
-        return self.clean(scores)
+        return self.clean(scores, self.estimator)
 
     def losses(self, scores: Scores) -> Tensor:
         loss = self.accurate(scores)
-        return loss if self._hyper["alpha"] == 0 else loss + self.alpha * robust(self, scores, self.robust_estimator)
+        if self._hyper["alpha"] == 0:
+            return loss
+        return loss + self.alpha * self.robust(scores, self.robust_estimator, self.weight, self.detach_weights)
 
 
-class IntCL(_Integrated, name="intcl"):
-    """Integrated contrastive loss: InfoNCE, DCL or HCL plus the robust term.
-
-    ``-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)``. With ``estimator=robust_estimator="g0", weight="one"`` it is
-    the adversarial loss of Ho and Vasconcelos 2020, https://arxiv.org/abs/2010.12050.
-
-    Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
-
-    >>> import torch, counterpoint as cp
-    >>> cp.IntCL(0.5)(torch.eye(4), torch.eye(4), adversarial=torch.eye(4))
-    tensor(0.8844)
-    """
-
-    formula = "-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)"
-    use = "adversarial robustness"
-    tune_first = "epsilon of the attack, then alpha"
-    cost = "an attack and its forward pass"
-
-
-class IntNaCl(_Integrated, name="intnacl"):
+class IntNaCl(IntCL, name="intnacl"):
     """Integrated neighborhood-analysis loss: accuracy from several positives, robustness from adversarial views.
 
     ``L_NaCl(G1) + alpha L_Robust(G2, w)`` where ``L_NaCl`` is :class:`NCA`, :class:`MixNCA` or (Table 5) their sum.
@@ -255,5 +235,5 @@ class IntNaCl(_Integrated, name="intnacl"):
 
     def accurate(self, scores: Scores) -> Tensor:
         if self.base == "both":
-            return pooled(self, scores) + with_mixed(self, scores)
-        return pooled(self, scores) if self.base == "nca" else with_mixed(self, scores)
+            return self.pooled(scores) + self.with_mixed(scores, self.lam)
+        return self.pooled(scores) if self.base == "nca" else self.with_mixed(scores, self.lam)

@@ -37,9 +37,7 @@ class DistancePolarization(Objective, name="dp"):
     on_cosines = True
 
     low: Real = Real(low=0, high=1, default=0.1, doc="``d+``, below which a pair counts as similar, in ``[0, 1]``.")
-    high: Real = Real(
-        low=0, high=1, default=0.5, doc="``d-``, above which a pair counts as dissimilar, in ``(low, 1]``."
-    )
+    high: Real = Real(low=0, high=1, default=0.5, doc="``d-``, above which a pair is dissimilar, in ``(low, 1]``.")
     reduction: Choice[Reduction] = Choice(
         *get_args(Reduction),
         default="sum",
@@ -59,36 +57,32 @@ class DistancePolarization(Objective, name="dp"):
 
     def losses(self, scores: Scores) -> Tensor:
         per_anchor = self.per_anchor(scores.pos, scores.neg)
-        if self.reduction == "batch_sum":
-            weights = per_anchor.new_ones(len(per_anchor)) if scores.anchor_factor is None else scores.anchor_factor
-            counted = scores.neg.across(weights.sum())
-            # of the anchors that the final average is over, those of loss zero included
-            share = scores.share
-            return per_anchor * (counted / share.clamp(min=1e-30) if isinstance(share, Tensor) else counted)
-        return per_anchor
+        if self.reduction != "batch_sum":
+            return per_anchor
+        # undo the final average, which is over all anchors, those of loss zero included
+        share, factor = scores.share, scores.anchor_factor
+        counted = scores.neg.across(per_anchor.new_ones(len(per_anchor)).sum() if factor is None else factor.sum())
+        return per_anchor * (counted / share.clamp(min=1e-30) if isinstance(share, Tensor) else counted)
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         low, high = self.low, self.high
 
         def inside(s: Tensor) -> Tensor:
             d = (1 - s) / 2
-            product: Tensor = (d - low) * (high - d)
-            return product.clamp(min=0)
+            return ((d - low) * (high - d)).clamp(min=0)
 
         mean: Tensor = neg.mean(inside)
         if self.reduction == "mean":
             return mean
-        if self.reduction == "mean_full":
-            mean = mean / (neg.count + 1)
-        return mean * neg.count
+        return mean * neg.count if self.reduction != "mean_full" else mean / (neg.count + 1) * neg.count
 
 
 class SpreadOut(Objective, name="gor"):
     """Global orthogonal regularization: similarities of different samples as of random directions.
 
     ``M1^2 + max(0, M2 - 1/d)`` with ``M1`` and ``M2`` the mean of the similarities and of their squares over all pairs
-    of the batch's samples (the first view), and ``d`` the width of the embeddings (infinite for scores and logits). For
-    the second view, add ``cp.SpreadOut()(z2)``.
+    of the batch's samples (the first view; add ``cp.SpreadOut()(z2)`` for the second), and ``d`` the width of the
+    embeddings (infinite for scores and logits).
 
     Paper: Zhang et al. 2017, https://arxiv.org/abs/1708.06320.
 
@@ -103,12 +97,9 @@ class SpreadOut(Objective, name="gor"):
     cost = "one pass over the similarities"
     pairing = "single"
     on_cosines = True
+    couples_anchors = True  # pyright: ignore[reportAssignmentType]
 
     mean: Flag = Flag(default=True, doc="Keep ``M1^2``; False leaves the second moment alone, as EmbeddingGemma.")
-
-    @property
-    def couples_anchors(self) -> bool:
-        return True
 
     def losses(self, scores: Scores) -> Tensor:
         first, second = scores.neg.mean(lambda s: (s, s * s))

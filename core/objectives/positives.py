@@ -1,4 +1,4 @@
-"""Several positives per anchor: all of them (SupCon), the worst (ArCL), their mean (AAL), or a debiased estimate."""
+"""Several positives per anchor: all (SupCon), the worst (ArCL), their mean (AAL), a debiased estimate, graded ones."""
 
 from __future__ import annotations
 
@@ -24,12 +24,8 @@ class SupCon(InfoNCE, name="supcon"):
 
     With ``E(s) = e^{s/t}``, ``M`` positives ``p_j`` of an anchor and its ``N`` negatives, the paper has two losses:
 
-    ============  =================================  =================================
-    ``average``   loss of an anchor                  in the paper
-    ============  =================================  =================================
-    ``outside``   ``-(1/M) sum_j log E(p_j) / D_j``  ``L_out``, which it recommends
-    ``inside``    ``-log (1/M) sum_j E(p_j) / D_j``  ``L_in``
-    ============  =================================  =================================
+    * ``average="outside"``: ``-(1/M) sum_j log E(p_j) / D_j``, ``L_out``, which it recommends;
+    * ``average="inside"``: ``-log (1/M) sum_j E(p_j) / D_j``, ``L_in``.
 
     ==================  =======================================================================
     ``denominator``     ``D_j``
@@ -57,22 +53,22 @@ class SupCon(InfoNCE, name="supcon"):
     cost = "as infonce with labels"
 
     average: Choice[Literal["outside", "inside"]] = Choice(
-        "outside", "inside", default="outside", kw_only=True, doc="Where positives are averaged; see the table."
+        "outside", "inside", default="outside", kw_only=True, doc="Where positives are averaged; see above."
     )
     denominator: Choice[Denominator | Literal["positives"]] = Choice(  # pyright: ignore[reportIncompatibleVariableOverride]
         "positives", "with_positive", "negatives",
-        default="positives", always=True, kw_only=True, doc="See the second table.",
+        default="positives", always=True, kw_only=True, doc="See the table.",
     )  # fmt: skip
 
     def losses(self, scores: Scores) -> Tensor:
         if self.average == "outside":
             return super().losses(scores)
+        log_count = log(scores.positives_count())
         if self._all_in_denominator(scores) and scores.positive_factor is None:  # where the positives cancel
-            t = self.tau(scores.neg)
-            counted = math.log(scores.times)
-            losses = softplus(self.log_mass(scores, t) - scores.positives_logsumexp(scores.pos / t) - counted) + counted
-            return log(scores.positives_count()) + losses
-        return log(scores.positives_count()) - scores.positives_logsumexp(-super().losses(scores))
+            t, log_times = self.tau(scores.neg), math.log(scores.times)
+            gap = self.log_mass(scores, t) - scores.positives_logsumexp(scores.pos / t)
+            return log_count + softplus(gap - log_times) + log_times
+        return log_count - scores.positives_logsumexp(-super().losses(scores))
 
     def contrast(self, scores: Scores, log_mass: Tensor, t: Value) -> Tensor:
         if not self._all_in_denominator(scores) or scores.pos.shape[1] == 1:
@@ -94,15 +90,11 @@ class ArCL(Wrapper, name="arcl"):
     """Augmentation-robust contrastive learning: apply ``objective`` to the worst pair of views of each sample.
 
     The positive is ``s+ = min over pairs of views of cos``; the anchors are the first views. If the inner objective
-    keeps its positive in the denominator, the paper's algorithms replace it there:
+    keeps its positive in the denominator, ``denominator`` says what replaces it there:
 
-    ====================  =================================================================================
-    ``denominator``       what replaces the positive in the denominator
-    ====================  =================================================================================
-    ``paper``             Algorithm 1 (views): the similarity of views 1 and 2, whichever pair is worst.
-                          Algorithm 2 (queue): nothing, only the queue.
-    ``worst``             the worst pair itself (with a queue: as in MoCo)
-    ====================  =================================================================================
+    * ``paper``: the similarity of views 1 and 2, whichever pair is worst (Algorithm 1); with a queue, nothing
+      (Algorithm 2);
+    * ``worst``: the worst pair itself (with a queue: as in MoCo).
 
     Paper: Zhao et al. 2023, Algorithms 1 and 2, https://arxiv.org/abs/2303.01092.
 
@@ -118,14 +110,10 @@ class ArCL(Wrapper, name="arcl"):
     pairing = "arcl"
 
     denominator: Choice[Literal["paper", "worst"]] = Choice(
-        "paper", "worst", default="paper", doc="See the table; always ``worst`` for scores that you pass yourself."
+        "paper", "worst", default="paper", doc="See above; always ``worst`` for scores that you pass yourself."
     )
     views: Real[int | None, int | None] = Real(
-        low=2,
-        whole=True,
-        optional=True,
-        default=None,
-        doc="The number of views that every call must have; None accepts any number.",
+        low=2, whole=True, optional=True, default=None, doc="Views that every call must have; None: any number."
     )
 
     def align(self, scores: Scores) -> Tensor:
@@ -138,19 +126,12 @@ class ArCL(Wrapper, name="arcl"):
         if self.views is not None and known and scores.views != self.views:
             raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.views}.")
         if self.views is None and known and scores.pos.shape[1] == 1 and not checks.compiling():
-            warnings.warn(
-                f"{self.name}: two views have one pair, so that no pair is worse than another; this is the inner "
-                "objective with first views as anchors. Pass more than two views, or views=2 if you mean this.",
-                stacklevel=2,
-            )
+            why = "two views have one pair, so that this is the inner objective with first views as anchors"
+            hint = "Pass more than two views, or views=2 if you mean this."
+            warnings.warn(f"{self.name}: {why}. {hint}", stacklevel=2)
         paper = self.denominator == "paper"
-        return replace(
-            scores,
-            pos=self.align(scores),
-            pos_mask=None,
-            denominator_pos=scores.denominator_pos if paper else None,
-            negatives_only=paper and scores.pairing == "queue",
-        )
+        kept, alone = scores.denominator_pos if paper else None, paper and scores.pairing == "queue"
+        return replace(scores, pos=self.align(scores), pos_mask=None, denominator_pos=kept, negatives_only=alone)
 
     def losses(self, scores: Scores) -> Tensor:
         return self.objective.losses(self.aligned(scores))
@@ -179,10 +160,9 @@ class AAL(ArCL, name="aal"):
 
 
 def worst_alignment(views: Tensor) -> Tensor:
-    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``.
+    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``, of ``(B, views, d)`` embeddings.
 
-    Args:
-        views: ``(B, views, d)`` embeddings, normalized here.
+    They are normalized here.
 
     >>> import torch, counterpoint as cp
     >>> cp.worst_alignment(torch.stack([torch.eye(4), -torch.eye(4)], 1))
@@ -206,9 +186,8 @@ class DebiasedPositives(Objective, name="debpos"):
     each with those two views' negatives (Eq. 16); ``group_mean`` replaces ``E(v)`` by ``mean_j E(v_j)`` (the authors'
     grouping code); ``group_sum`` replaces it by ``sum_j E(v_j)``, and ``N + 2`` by ``N + M + 1``.
 
-    ``R`` estimates a positive quantity, but can be negative if ``prior < 1 / (N + 2)``. ``floor=True`` clamps it to the
-    paper's lower bound ``prior e^{-1/t}``, where its gradient is zero; ``floor=False`` is the bare formula, which is
-    NaN or meaningless there.
+    ``R`` can be negative if ``prior < 1 / (N + 2)``. ``floor=True`` clamps it to the paper's lower bound
+    ``prior e^{-1/t}``, where its gradient is zero; ``floor=False`` is the bare formula, NaN or meaningless there.
 
     Paper: Troeshestova and Isachenko, mitigating distributional biases in contrastive learning (preprint), Eq. (12) to
     (14) and (16).
@@ -226,11 +205,7 @@ class DebiasedPositives(Objective, name="debpos"):
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     prior: Real = Real(
-        above=0,
-        below=1,
-        default=0.1,
-        doc="``tau+``, the probability of a class: the share of an anchor's negatives in the batch that are false; "
-        "or one per sample in the call.",
+        above=0, below=1, default=0.1, doc="``tau+``, the probability of a class; or one per sample in the call."
     )
     aggregation: Choice[Literal["combination", "group_mean", "group_sum"]] = Choice(
         "combination", "group_mean", "group_sum", default="combination", doc="See the details."
@@ -265,7 +240,7 @@ class DebiasedPositives(Objective, name="debpos"):
         # 3. their sum or difference; where that is zero, a placeholder keeps the unused gradient finite
         gap = log_share - log_own
         positive = (share >= 0) | (gap < 0)
-        apart = torch.where((share < 0) & (gap != 0), -gap.abs(), torch.full_like(gap, -1.0))
+        apart = torch.where((share < 0) & (gap != 0), -gap.abs(), -1.0)
         difference = torch.maximum(log_own, log_share) + log1mexp(apart)
         log_ratio = torch.where(share < 0, difference, torch.logaddexp(log_own, log_share))
         return log_ratio, positive, -2 / t - log_sum
@@ -273,3 +248,59 @@ class DebiasedPositives(Objective, name="debpos"):
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         log_ratio, positive, log_floor = self._log_ratio(scores)
         return {"clamp_rate": 1 - (positive & (log_ratio > log_floor)).to(log_ratio.dtype).mean()}
+
+
+class SoftTargets(Objective, name="soft"):
+    """Cross entropy with graded targets: each key counts as a positive as much as a guide finds it similar.
+
+    ``-sum_j w_j log(E(s_j) / sum_k E(s_k))`` over all keys, positives included, with ``E(s) = e^{s/t}``. With
+    ``weight="softmax"``, ``w = softmax(g / tau)`` of the guide's similarities ``g`` (X-CLR); as ``tau`` approaches 0,
+    only the key that the guide finds most similar is a positive. With ``weight="linear"``, ``w_j`` is proportional to
+    ``(1 + g_j) / 2`` (CWCL). The guide is another model, ``loss_fn(z1, z2, guide=(g1, g2))``. Without one, ``g`` are
+    the similarities of the model itself. Either way they are constants.
+
+    Papers:
+    Sobal et al. 2024 (X-CLR), https://arxiv.org/abs/2407.18134;
+    Srinivasa et al. 2023 (CWCL), https://arxiv.org/abs/2309.14580.
+
+    >>> import torch, counterpoint as cp
+    >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
+    >>> cp.SoftTargets(0.5, tau=0.1)(z1, z2, guide=(torch.eye(8), torch.eye(8)))
+    tensor(2.5933)
+    """
+
+    formula = "-sum_j w_j log(E(s_j) / sum_k E(s_k)),  w = softmax(g / tau) or (1 + g) / 2"
+    paper = "Sobal et al. 2024, X-CLR, https://arxiv.org/abs/2407.18134"
+    use = "samples are more or less alike, and another model can tell how much"
+    tune_first = "t, then tau (.02 to .2)"
+    cost = "the guide's embeddings, and two sums more"
+    uses_guide = True
+    in_chunks = True  # several sums of two similarities each
+
+    temperature: Real = Real("t", above=0, default=0.1, always=True, doc="``t`` > 0.")
+    tau: Real = Real(above=0, default=0.1, doc="Temperature of the targets, > 0; not used by ``weight=linear``.")
+    weight: Choice[Literal["softmax", "linear"]] = Choice(
+        "softmax", "linear", default="softmax", kw_only=True, doc="See above."
+    )
+
+    def losses(self, scores: Scores) -> Tensor:
+        t, neg = self.temperature, scores.neg
+        pos = scores.pos if scores.v is None else scores.v  # with targets=, which are the guide
+        guide_pos = pos.detach() if scores.guide_pos is None else scores.guide_pos
+        log_sum = torch.logaddexp(neg.logsumexp(lambda s: s / t), scores.positives_logsumexp(pos / t))
+
+        def surprise(s: Tensor, log_sum: Tensor) -> Tensor:
+            return log_sum - s / t
+
+        # its mean by the targets: over the negatives, then over all keys
+        log_w = self._log_target(guide_pos)
+        log_negatives, mean = neg.expectation(self._log_target, surprise, log_sum, guided=True)
+        log_total = torch.logaddexp(log_negatives, scores.positives_logsumexp(log_w))
+        share = (log_w - log_total).clamp(max=0).exp()  # entries that are not positives could exceed one
+        own = scores.positives_mean(share * surprise(pos, log_sum)) * scores.positives_count()
+        return own + (log_negatives - log_total).exp() * mean
+
+    def _log_target(self, g: Tensor, *_: Tensor) -> Tensor:
+        if self.weight == "softmax":
+            return g / self.tau
+        return ((1 + g) / 2).clamp(min=torch.finfo(g.dtype).tiny).log()

@@ -41,6 +41,7 @@ class SogCLR(Objective, name="sogclr"):
     use = "batches are small, and the loader knows each sample's position in the data set"
     tune_first = "t, then gamma (.2 to .9)"
     cost = "negligible, and a number for each sample and view"
+    own_needs = frozenset({"indexed"})
 
     temperature: Real = Real("t", above=0, default=0.1, always=True, doc="``t`` > 0.")
     gamma: Real = Real(above=0, high=1, default=0.9, doc="Weight of the batch in ``u``, in ``(0, 1]``.")
@@ -56,13 +57,9 @@ class SogCLR(Objective, name="sogclr"):
     def couples_anchors(self) -> bool:
         return self.average == "sample"
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"indexed"})
-
     def losses(self, scores: Scores) -> Tensor:
-        # 1. the batch's mass of negatives, relative to the positive or not
         slots = self._slots(scores)
+        # 1. the batch's mass of negatives, relative to the positive or not
         t, log_mass = self.tempered(scores, slots)
         pull = scores.positives_mean(scores.pos) / t if self.average == "view" else 0.0
         log_g = log_mass - scores.neg.log_count - pull

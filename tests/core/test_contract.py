@@ -517,6 +517,22 @@ def test_the_signature_names_every_parameter_with_its_default(name):
     assert list(inspect.signature(built).parameters) != list(parameters)
 
 
+def test_an_objective_inside_many_others_is_asked_once():
+    asked = []
+
+    class Asked(cp.Objective):
+        @property
+        def couples_anchors(self):
+            asked.append(self)
+            return False
+
+    loss_fn = Asked()
+    for _ in range(10):
+        loss_fn = cp.ArCL(loss_fn)
+    assert not loss_fn.couples_anchors
+    assert len(asked) == 1
+
+
 def test_a_subclass_needs_no_init():
     class Mine(cp.Objective):
         temperature: cp.Real = cp.Real("t", default=0.5, above=0)
