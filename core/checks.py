@@ -165,7 +165,10 @@ def require_prior(prior: Tensor, zero: bool = True) -> Tensor:
     return prior
 
 
-def require_negatives(count: Tensor | float, why: str = "ids, labels or mask rule out every key") -> Tensor | float:
+SAME = "ids, labels or mask rule out every key: have several classes or sources in each batch"
+
+
+def require_negatives(count: Tensor | float, why: str = SAME) -> Tensor | float:
     """Raise if an anchor has none; return a factor of losses: 1, or NaN for these where values are not read."""
     if not isinstance(count, Tensor):
         return 1.0

@@ -210,6 +210,7 @@ class Parametrized(nn.Module):
     paper: ClassVar[str] = ""
     """By default from the docstring: ``Paper: ...``."""
     hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
+    of_calls: ClassVar[tuple[str, ...]] = ()  # arguments that are no hyper-parameters
 
     def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -262,7 +263,8 @@ class Parametrized(nn.Module):
         if len(args) > len(names):
             raise TypeError(f"{where}: expected at most {len(names)} arguments ({', '.join(names)}), got {len(args)}.")
         for name in values:
-            check_known(f"{where}: unknown parameter", name, names, TypeError)
+            hint = f" Give it to the call: loss_fn(z1, z2, {name}=...)." if name in self.of_calls else ""
+            check_known(f"{where}: unknown parameter", name, names, TypeError, hint)
             if name in names[: len(args)]:
                 raise TypeError(f"{where}: {name} was passed both by position and by name.")
         bound = defaults | dict(zip(names, args, strict=False)) | values

@@ -124,10 +124,12 @@ def no_script(words: Sequence[str]) -> str:
     return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"
 
 
-def check_known(what: str, value: Any, known: Collection[Any], error: Callable[[str], Exception] = ValueError) -> None:
+def check_known(
+    what: str, value: Any, known: Collection[Any], error: Callable[[str], Exception] = ValueError, hint: str = ""
+) -> None:
     """Raise ``error``, a message that begins with ``what`` and suggests the closest, unless ``value`` is known."""
     if value not in known:
-        raise error(f"{what} {value!r}.{nearest(str(value), known)}")
+        raise error(f"{what} {value!r}.{hint}{nearest(str(value), known)}")
 
 
 def checked_options(init: Init) -> Init:
@@ -141,7 +143,7 @@ def checked_options(init: Init) -> Init:
         for name in options.keys() - set(known):
             it = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
             hint = it if name in ("temperature", "t", "tau", "scale") else ""
-            raise TypeError(f"{type(self).__name__}: unknown argument {name!r}.{hint}{nearest(name, known)}")
+            check_known(f"{type(self).__name__}: unknown argument", name, known, TypeError, hint)
         call(self, *args, **options)
 
     return checked  # type: ignore[return-value]

@@ -63,6 +63,7 @@ class Objective(Parametrized):
     pairing: ClassVar[str] = "views"
     on_cosines: ClassVar[bool] = False
     """Whether its parameters or its bounds assume similarities between -1 and 1."""
+    of_calls = OPTIONS
     own_needs: ClassVar[frozenset[str]] = frozenset()
     """Those of :attr:`needs` that are not of an objective inside."""
 
@@ -163,7 +164,8 @@ class Objective(Parametrized):
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
         """
         for name in options:
-            check_known(f"{type(self).__name__}: unknown argument", name, OPTIONS, TypeError)
+            hint = " Weights of keys: negatives=cp.Keys(z, log_q=..., own_log_weight=...)." if "weight" in name else ""
+            check_known(f"{type(self).__name__}: unknown argument", name, OPTIONS, TypeError, hint)
         if checks.compiling():
             from . import compiled
 

@@ -19,7 +19,7 @@ _LIST = re.compile(r"\s*\w+\s*(,)")
 _DECIMAL = re.compile(r"(?:=|(?<![eE])\+|^)\s*-?\d+(,)\d")
 _TOLD = re.compile(r",\s*((?:duplicates|ids|labels|guide|log_q|index)\b[^,;]*)")
 CALLS = {"schedule": "Schedule", "learned": "Learned"}  # classes of values.py, which imports torch
-DEPTH = 50
+DEPTH, WIDTH = 50, 100
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -40,8 +40,9 @@ class SpecError(ValueError):
 
     def __str__(self) -> str:
         start = self.text.rfind("\n", 0, self.position) + 1
-        line = self.text[start:].split("\n")[0].replace("\t", " ")
-        return f"{self.message}\n  {line}\n  {' ' * (self.position - start)}^"
+        line, at = self.text[start:].split("\n")[0].replace("\t", " "), self.position - start
+        left = max(0, at - WIDTH)  # of a long line, its part around the error
+        return f"{self.message}\n  {line[left : at + WIDTH]}\n  {' ' * (at - left)}^"
 
 
 def check_names(text: str) -> None:

@@ -221,7 +221,8 @@ class Batch:
         checks.require_matrix(z, name := self.bank, f"(keys, {self.width})")
         if z.shape[1] != self.width or len(z) == 0:
             turned = f" It looks transposed: give {name}.T." if z.shape[0] == self.width else ""
-            raise ValueError(f"{name}: expected shape (keys, {self.width}), got {checks.shape(z)}.{turned}")
+            some = "" if len(z) else " with at least one key"
+            raise ValueError(f"{name}: expected shape (keys, {self.width}){some}, got {checks.shape(z)}.{turned}")
         prepared = self._prepared(checks.require_finite(z, name))
         return prepared if name == "documents" else prepared.detach()
 

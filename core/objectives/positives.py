@@ -205,7 +205,11 @@ class DebiasedPositives(Objective, name="debpos"):
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     prior: Real = Real(
-        above=0, below=1, default=0.1, doc="``tau+``, the probability of a class; or one per sample in the call."
+        above=0,
+        below=1,
+        default=0.1,
+        doc="``tau+``, the probability of a class: the share of an anchor's negatives in the batch that are false; "
+        "or one per sample in the call.",
     )
     aggregation: Choice[Literal["combination", "group_mean", "group_sum"]] = Choice(
         "combination", "group_mean", "group_sum", default="combination", doc="See the details."

@@ -187,7 +187,11 @@ KEYS = {
         r"queue: expected .*\(keys, 4\), got \(20, 3\)",
     ),
     "queue vector": (lambda: LOSS(Z1, Z2, queue=QUEUE[0]), ValueError, r"queue: expected \(keys, 4\), got shape \(4\)"),
-    "queue empty": (lambda: LOSS(Z1, Z2, queue=QUEUE[:0]), ValueError, r"queue: expected .*\(keys, 4\), got \(0, 4\)"),
+    "queue empty": (
+        lambda: LOSS(Z1, Z2, queue=QUEUE[:0]),
+        ValueError,
+        r"queue: expected .* with at least one key, got \(0, 4\)",
+    ),
     "queue integers": (lambda: LOSS(Z1, Z2, queue=QUEUE.long()), TypeError, r"queue: expected floating-point.*int64"),
     "queue NaN": (lambda: LOSS(Z1, Z2, queue=spoiled(QUEUE, 7, 1)), ValueError, r"queue: 1 of 80 values .*\(7, 1\)"),
     "queue and three views": (lambda: LOSS(Z1, Z2, Z1, queue=QUEUE), ValueError, r"queue= .*query and key, got 3"),
