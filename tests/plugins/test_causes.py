@@ -36,6 +36,17 @@ def loss(a, b):
         7.389,
         "--positives diagonal --scale net.logit_scale.exp",
     ),
+    "a term with a weight of zero": (
+        """
+def loss(a, b):
+    x, y = norm(a), norm(b)
+    off = F.cross_entropy(x @ y.T * 2, torch.arange(N))
+    return F.cross_entropy(x @ y.T * 10, torch.arange(N)) + 0.0 * off
+""",
+        "infonce",
+        10,
+        "--scale 10",
+    ),
     "scores that are maxima of similarities": (TOKENS, "infonce", 1, "--scale 1 --objective infonce:t=1"),
     "scores of which some are changed in place": (
         TOKENS.replace("    return", "    scores[scores > 1.5] *= 0.5\n    return"),
