@@ -22,6 +22,7 @@ from torch import Tensor
 from . import registry, shims
 from .finder.exponentials import OTHER_VIEW
 from .finder.findings import judge
+from .finder.recognise import SEVERAL
 from .finder.records import Finding, Findings
 from .finder.watch import EnoughError, Watch
 from .finder.words import commands_of, host_temperature, in_words, is_sound, objective_of, spec_of
@@ -60,7 +61,10 @@ class _Steps:
             if "scale" in finding:
                 entry["scales"].append(finding["scale"])
             entry["doubts"] += finding["doubts"]
-            if finding["form"] != entry["form"]:
+            forms = {finding["form"], entry["form"]}
+            if len(forms) == 2 and "infonce" in forms and (several := forms.intersection(SEVERAL)):
+                entry |= {"form": several.pop(), "product": "", "replace": None}  # InfoNCE of single positives
+            elif len(forms) == 2:
                 entry["doubts"].append(f"its form is another in a later call: {finding['form'] or 'not known'}")
             for name in ("value_difference", "gradient_difference"):
                 if name in finding:

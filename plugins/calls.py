@@ -146,7 +146,11 @@ def _labeled(
         frame = caller()
         site, where = (None, "") if log_softmaxes is not None and _is_replaced(input) else calls.site(frame, input)
         if site is None:
-            return original(input, *args, **kwargs)
+            out = original(input, *args, **kwargs)
+            if out.requires_grad:
+                weights = calls.seam.weights
+                out.register_hook(lambda g: weights.update({where: weights.get(where, 0.0) + g.detach().abs().sum()}))
+            return out
         given = signature.bind(input, *args, **kwargs).arguments
         if given.get("weight") is not None:
             raise SeamError(f"logits: class weights at {where} have no counterpart in an objective")
@@ -243,8 +247,7 @@ def _unlabeled(
             own = "siglip:t=host,b=host"
             if positives is None or how["targets"] is not None:
                 raise SeamError(f"logits: {where}: binary logits need --positives, columns, and not by gradient")
-            is_positive = torch.zeros_like(input, dtype=torch.bool).scatter(1, positives.unsqueeze(1), True)
-            how["flipped"] = ~is_positive
+            how["flipped"] = torch.ones_like(input, dtype=torch.bool).scatter(1, positives.unsqueeze(1), False)
         logits = calls.logits(site, frame, where, input, positives, own, **how)
         if logits is None:
             return original(input, *args, **kwargs)

@@ -48,15 +48,8 @@ from .sites import Site, functions, is_file, is_installed, is_of_torch
 
 NAME = "function"
 _TEXT = re.compile(r"([^()]+)\(([^()]*)\)")
-_AS = {
-    "pairing": (*PAIRINGS,),
-    "symmetric": ("true", "false"),
-    "normalize": ("true", "false"),
-    "gather": ("true", "false"),
-    "anchors": ("all", "first"),
-    "cat": None,
-    "epsilon": None,
-}
+_AS: dict[str, Any] = {"pairing": (*PAIRINGS,), "anchors": ("all", "first"), "cat": None, "epsilon": None}
+_AS |= dict.fromkeys(("symmetric", "normalize", "gather"), ("true", "false"))
 
 
 @dataclass(frozen=True)
@@ -96,8 +89,7 @@ class _Replaced:
             key, _, value = part.partition("=")
             if key not in _AS:
                 raise SeamError(f"--as {part!r}: expected KEY=VALUE.{nearest(key, _AS)}")
-            choices = _AS[key]
-            if choices is not None and value not in choices:
+            if (choices := _AS[key]) is not None and value not in choices:
                 raise SeamError(f"--as {part!r}: unknown {key}.{nearest(value, choices)}")
             options[key] = value == "true" if choices == ("true", "false") else value
         if not (cat := str(options.get("cat", "1"))).isdigit() or int(cat) < 1:

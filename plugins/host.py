@@ -100,6 +100,7 @@ class Seam:
         if_wrong: what to do about a difference, in words.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
+        weights: by place, what has arrived at losses that were left alone; zero if their weight in the loss is.
         notes: what else the user should know at the end, by place.
         behind: functions or classes behind whose definitions the script's own code is changed; else behind the last.
         named: functions that are replaced, all of which the script must call.
@@ -129,6 +130,7 @@ class Seam:
     )
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
+    weights: dict[str, float | Tensor] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     behind: Sequence[str] = ()
     named: Sequence[str] = ()
@@ -184,8 +186,8 @@ class Seam:
 
     def raise_if_half(self) -> None:
         """Raise an error if a part of the host's loss was left alone, unless that is meant."""
-        replaced = [_anchors(calls) for calls in self.replaced.values()]
-        left = [place for place, calls in self.seen.items() if _anchors(calls) in replaced]
+        replaced, used = [_anchors(calls) for calls in self.replaced.values()], self.weights
+        left = [at for at, calls in self.seen.items() if used.get(at, 1.0) and _anchors(calls) in replaced]
         if uncalled := [name for name in self.named if name not in self.replaced and not self.options.get("only")]:
             raise HalfError(f"{' and '.join(uncalled)} was not called. If it is called later, say --only")
         if left and not self.options.get("only"):

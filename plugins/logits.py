@@ -128,11 +128,9 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str
         replace_losses(calls, known=sites is not None)
 
     def end() -> None:
-        if seam.calls:
-            return
-        for where, name in calls.unlabeled.items():
+        for where, name in () if seam.calls else calls.unlabeled.items():
             seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {HOW}")
-        if not seam.seen and not seam.replaced and sys.exc_info()[0] in (None, UnreachedError):
+        if not (seam.calls or seam.seen or seam.replaced) and sys.exc_info()[0] in (None, UnreachedError):
             seam.say("no cross entropy was called anywhere: if the script has computed its loss, then without one")
 
     seam.at_end.append(end)

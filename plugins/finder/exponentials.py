@@ -19,7 +19,7 @@ from .recognise import SEVERAL, SINGLE, Form, explaining, layout, of_scores, rec
 from .records import Finding
 from .watch import Sink, Watch
 
-SUMS = ("logsumexp", "log_softmax", "exponentials")
+SUMS = ("logsumexp", "log_softmax", "exponentials", "logarithm of a softmax")
 RULES = {
     "the diagonal": "diagonal",
     "column 0": "0",
@@ -233,7 +233,8 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         groups = math.prod(products[0].a.shape[:-2]) if products[0].kind == "matrix" else 1
         rule = (RULES | {f"the diagonal of each of {groups} parts": "diagonal"}).get(str(finding["positives"]))
         width = sum(unit.s.shape[1] for unit in group if not unit.single)
-        if any(unit.single for unit in group) and form.positives.shape[1] > width > 0:
+        apart = not bool((form.positives.sum(1) > 1).any())  # no positive beside that of a product of its own
+        if apart and any(unit.single for unit in group) and form.positives.shape[1] > width > 0:
             finding["positives"] = "the product at " + next(unit.product.place.short for unit in group if unit.single)
         if not rule or (form.way != "both" and finding["processes"] > 1):  # the diagonal is that of the first process
             rule = "gradient"
@@ -243,7 +244,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             elif products[0].distance is None and products[0].kind == "matrix" and not finding["learned"]:
                 finding["product"] = products[0].place.short
                 finding["product_scales"], finding["columns"] = [finding["scale"] / (raw or 1.0)], rule
-        if form.way == "rows" and not finding["learned"]:
+        if apart and form.way == "rows" and not finding["learned"]:
             finding |= _lines(group, finding["scale"] / (raw or 1.0))
         values = [float(x) / k for x in watch.scalars for k in (1, 2)[: 1 + (form.way == "both")]]  # sums of both ways
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}

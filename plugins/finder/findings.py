@@ -24,7 +24,7 @@ from .products import Product
 from .recognise import FEWEST, UNDERFLOW, at_scale, columns, differentiate, digits, fit, layout, targets_of
 from .records import TRAINED, Finding
 from .told import tell
-from .watch import Sink, Watch
+from .watch import Sink, Watch, are_labeled
 
 _BY_CALL = ("cross entropy", "nll_loss", "log_softmax")  # judged by the gradient that they bring to their logits
 _DEFAULTS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
@@ -96,6 +96,7 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
     if gradients(root, [sink.x])[0] is None:
         return None
     finding |= {"form": "binary", "ours": False, "pairs": all(p.kind == "rows" for p in sink.walk.products)}
+    finding["pairs"] &= not are_labeled(sink.x, sink.walk.products)
     products = [p for p in sink.walk.products if not watch.is_head(p)]
     if len(products) != 1 or products[0].kind != "matrix" or products[0].distance:
         return finding

@@ -72,8 +72,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     learned = {id(x): x for x in (*factors, *inner)}
     finding |= {"scores": False, "learned": [], "scale_variable": None, "_tolerance": sink.tolerance}
     for product in products:
-        factor = _factor_of(sink.x, product)
-        if factor is None:
+        if (factor := _factor_of(sink.x, product)) is None:
             continue
         factor = _exact(factor, sink, product)
         finding["scores"] |= factor <= 0

@@ -28,19 +28,9 @@ from ..sites import caller, is_own, names_at
 from .frames import Place, arguments, frames, parameter_name, place
 from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, tolerance_of, words
 
-SINKS = {
-    "cross_entropy": "cross entropy",
-    "nll_loss": "nll_loss",
-    "log_softmax": "log_softmax",
-    "logsumexp": "logsumexp",
-    "exp": "exponentials",
-    "exp_": "exponentials",
-    "log": "logarithm of a softmax",
-    "logsigmoid": "binary logits",
-    "log_sigmoid": "binary logits",
-    "softplus": "binary logits",
-    "binary_cross_entropy_with_logits": "binary logits",
-}
+SINKS = {"cross_entropy": "cross entropy", "exp": "exponentials", "exp_": "exponentials"}
+SINKS |= {name: name for name in ("nll_loss", "log_softmax", "logsumexp")} | {"log": "logarithm of a softmax"}
+SINKS |= dict.fromkeys(("logsigmoid", "log_sigmoid", "softplus", "binary_cross_entropy_with_logits"), "binary logits")
 # what may lie between a product and the logits: it moves, scales, masks, shifts or joins entries
 _MOVES = words(
     """
@@ -48,7 +38,7 @@ _MOVES = words(
     IndexSelect Gather MaskedFill MaskedSelect Where SWhere Squeeze Unsqueeze Expand Diagonal Clone ToCopy Copy
     CopySlices AsStrided Unbind Split SplitWithSizes Repeat Clamp ClampMin ClampMax Max Amax Alias Tril Triu Scatter
     IndexPut MaskedScatter FillDiagonal Exp Softplus Sigmoid Reciprocal Unfold Concat Flip Roll Topk Sort Detach Pow
-    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Log1P Mean Logsumexp
+    Sqrt Rsqrt Sum LinalgVectorNorm Norm Maximum Log Log1P Mean Logsumexp Acos Acosh
     """
 )
 _set_stance: Any = getattr(torch.compiler, "set_stance", lambda _: None)  # new in torch 2.6
@@ -110,7 +100,7 @@ class Watch(TorchFunctionMode):
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
         self.sinks: list[Sink] = []
         self.scalars: list[Tensor] = []  # numbers computed behind a sink
-        self.softmax_inputs: dict[Node, tuple[Tensor, str]] = {}  # and the file of the call
+        self.softmax_inputs: dict[Node, tuple[Tensor, Place]] = {}
         self.passed: dict[FrameType, dict[str, Tensor]] = {}  # arguments, before the frame could assign to them
         self.made: dict[FrameType, tuple[int, int]] = {}  # in a call: autograd's number of the first node, and the next
         self.retained: list[Tensor] = []  # by retain_grad()
@@ -166,8 +156,7 @@ class Watch(TorchFunctionMode):
                 store.clear()  # a step ends where its graph is freed
         elif name == "softmax" or name == "log_softmax":
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
-                x = args[0] if args else kwargs["input"]
-                self.softmax_inputs[out.grad_fn] = x, next(frames()).f_code.co_filename
+                self.softmax_inputs[out.grad_fn] = (*args, kwargs.get("input"))[0], place(next(frames()))
         elif name in PRODUCTS:
             if isinstance(out, Tensor) and out.grad_fn is not None and args:
                 if out._is_view() and (
@@ -201,15 +190,17 @@ class Watch(TorchFunctionMode):
         x = args[0] if args else kwargs.get("input", kwargs.get("self"))
         walk = None
         if isinstance(x, Tensor) and x.grad_fn is not None and x.dim() > 0:
-            walk = self.walk(x, {"log": {"Softmax", "Sigmoid"}, "nll_loss": {"LogSoftmax"}}.get(name, set()))
+            between = {"log": {"Softmax", "Sigmoid", "Tanh"}, "nll_loss": {"LogSoftmax", "Tanh"}}
+            walk = self.walk(x, between.get(name, {"Tanh"}))
             if name == "exp_":
                 x = x.clone()  # its graph is that before the change
         out: Tensor = func(*args, **kwargs)
         if walk is None or (name == "log" and not walk.names & {"Softmax", "Sigmoid"}):
             return out
         kind = "binary logits" if name == "log" and "Softmax" not in walk.names else SINKS[name]
-        if kind == "binary logits" and name[:6] != "binary" and all(each.kind == "rows" for each in walk.products):
-            return out  # of ranked pairs, BPR's, which have no labels
+        rows = kind == "binary logits" and name[:6] != "binary" and all(each.kind == "rows" for each in walk.products)
+        if rows and not are_labeled(x, walk.products):
+            return out  # of ranked pairs, BPR's
         if x.is_complex() or all(self.is_head(product) for product in walk.products):
             what = ", complex" if x.is_complex() else ", a product with parameters" if walk.products else ""
             self._count(f"{kind} of {tuple(x.shape)}{what}")
@@ -224,9 +215,10 @@ class Watch(TorchFunctionMode):
                 sink.soft_edges["labels"] = get_gradient_edge(labels)
         if name in ("nll_loss", "log") and kind != "binary logits":
             inputs = reversed(self.softmax_inputs.items())
-            sink.x, file = next((found for node, found in inputs if node in walk.nodes), (x, ""))
-            if name == "nll_loss" and ("LogSoftmax" not in str(x.grad_fn) or file != sink.place.file):
+            sink.x, at = next((found for node, found in inputs if node in walk.nodes), (x, None))
+            if name == "nll_loss" and ("LogSoftmax" not in str(x.grad_fn) or not at or at.file != sink.place.file):
                 return out  # what has computed the probabilities is a sink by itself
+            sink.place = at if at and name == "log" else sink.place
         self._count(f"{kind} of {tuple(x.shape)}, a product of embeddings")
         self.sinks.append(sink)
         return out
@@ -308,6 +300,14 @@ class Watch(TorchFunctionMode):
             else:
                 found.data = True
         return found
+
+
+def are_labeled(x: Tensor, products: Sequence[Product]) -> bool:
+    """Return whether binary logits are similarities of one product, times labels of 1 and -1."""
+    if len(products) != 1:
+        return False
+    (slope,) = torch.autograd.grad(x.sum(), products[0].edge, retain_graph=True, allow_unused=True)
+    return slope is not None and slope.shape == x.shape and bool((slope > 0).any() & (slope < 0).any())
 
 
 @contextmanager

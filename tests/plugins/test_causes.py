@@ -22,6 +22,18 @@ def loss(a, b):
     scores = torch.einsum("bnd,csd->bcns", split(a), split(b)).amax(3).sum(2)
     return F.cross_entropy(scores, torch.arange(N))
 """
+POOLED = """
+calls = []
+
+
+def loss(a, b):
+    calls.append(0)
+    z = norm(a)
+    logits = torch.cat([(z * norm(b).detach()).sum(1, keepdim=True), z @ net.queue.T], 1) / 0.2
+    same = (torch.arange(N)[:, None] % 4 == torch.arange(16) % 6) & (len(calls) > SINGLE)
+    mask = torch.cat([torch.ones(N, 1), same.double()], 1)
+    return -torch.log((F.softmax(logits, 1) * mask).sum(1)).mean()
+"""
 # name: what the loss is; form, scale and a part of the command
 CAUSES: dict[str, tuple[str, str, float, str]] = {
     "a batch of products, with a learned scale after them": (
@@ -35,6 +47,40 @@ def loss(a, b):
         "infonce",
         7.389,
         "--positives diagonal --scale net.logit_scale.exp",
+    ),
+    "positives of a queue, beside those of a product of their own, in a softmax": (
+        POOLED.replace("SINGLE", "0"),
+        "nca:estimator=g0",
+        5,
+        "--positives gradient --own nca:t=0.2,estimator=g0",
+    ),
+    "positives that are several in later calls": (
+        POOLED.replace("SINGLE", "1"),
+        "nca:estimator=g0",
+        5,
+        "--positives gradient --own nca:t=0.2,estimator=g0",
+    ),
+    "hyperbolic distances": (
+        """
+def loss(a, b):
+    times = [(1 + x.square().sum(1, keepdim=True)).sqrt() for x in (a, b)]
+    distances = torch.acosh((times[0] @ times[1].T - a @ b.T).clamp(min=1 + 1e-8))
+    return F.cross_entropy(-distances * net.logit_scale.exp(), torch.arange(N))
+""",
+        "infonce",
+        1,
+        "--scale 1 --objective infonce:t=1",
+    ),
+    "a term with a weight of zero": (
+        """
+def loss(a, b):
+    x, y = norm(a), norm(b)
+    off = F.cross_entropy(x @ y.T * 2, torch.arange(N))
+    return F.cross_entropy(x @ y.T * 10, torch.arange(N)) + 0.0 * off
+""",
+        "infonce",
+        10,
+        "--scale 10",
     ),
     "scores that are maxima of similarities": (TOKENS, "infonce", 1, "--scale 1 --objective infonce:t=1"),
     "scores of which some are changed in place": (
@@ -344,7 +390,7 @@ def loss(a, b):
 """,
         "nca:estimator=g0",
         2,
-        "--positives gradient --way both --own nca:t=0.5,estimator=g0",
+        "--positives gradient --own nca:t=0.5,estimator=g0",
     ),
     "keys without a gradient, compared with each other": (
         """
@@ -579,19 +625,29 @@ def loss(a, b):
 """
 
 
-def test_no_command_for_a_part(find):
-    """Two terms of a step, of which the second is pairwise."""
-    found = find(HARNESS.replace("{code}", PARTLY))
+BINARY = """
+def loss(a, b):
+    labels, keys = 2 * torch.eye(N) - 1, norm(torch.stack([b, b.flip(1)], 1).mean(1) + 0.1 * b[:, None])
+    siglip = -F.logsigmoid(labels * (norm(a) @ norm(b).T * 10)).sum() / N
+    scores = torch.einsum("ijd,ijd->ij", norm(a)[:, None].expand(N, N, 5), keys)
+    return siglip - F.logsigmoid(labels * scores * 10).mean()
+"""
+
+
+@pytest.mark.parametrize("code", [PARTLY, BINARY])
+def test_no_command_for_a_part(find, code):
+    """Two terms of a step, of which the second is pairwise, or scores each anchor with keys of its own."""
+    found = find(HARNESS.replace("{code}", code))
     assert (found.code, found.data["commands"]) == (3, [])
     assert "--only prints it" in found.err
-    (command,) = find(HARNESS.replace("{code}", PARTLY), "--only").data["commands"]
+    (command,) = find(HARNESS.replace("{code}", code), "--only").data["commands"]
     assert "--only" in command
 
 
 SEVERAL_KEYS = """
 def several(a, keys):
     lengths = torch.einsum("i,ju->iju", a.norm(dim=1), keys.norm(dim=2))
-    e = torch.exp(torch.einsum("id,jud->iju", a, keys) / lengths / 0.1).sum(2)
+    e = torch.exp((torch.einsum("id,jud->iju", a, keys) / lengths){clip} / 0.1).sum(2)
     return -torch.log(e.diag() / (e.sum(1) - e.diag())).mean()
 
 
@@ -600,11 +656,26 @@ def loss(a, b):
 """
 
 
-def test_no_command_while_exponentials_of_scores_are_not_known(find):
-    found = find(HARNESS.replace("{code}", SEVERAL_KEYS))
+@pytest.mark.parametrize("clip", ["", ".tanh()"])
+def test_no_command_while_exponentials_of_scores_are_not_known(find, clip):
+    found = find(HARNESS.replace("{code}", SEVERAL_KEYS.replace("{clip}", clip)))
     assert (found.code, found.data["commands"]) == (3, [])
     assert "not known     exponentials of a product at toy.py" in found.err
     assert "--only prints it" in found.err
+
+
+APART = """
+def loss(a, b):
+    z, same = norm(a), torch.arange(N)[:, None] % 4 == torch.arange(16) % 6
+    p, e = torch.exp((z * norm(b).detach()).sum(1) / 0.2), torch.exp(z @ net.queue.T / 0.2)
+    return -torch.log((p + (e * same).sum(1)) / (p + e.sum(1))).mean()
+"""
+
+
+def test_no_command_names_the_lines_of_two_products_where_both_have_positives(find):
+    found = find(HARNESS.replace("{code}", APART))
+    assert [loss["form"] for loss in found.losses] == ["nca:estimator=g0"]
+    assert (found.code, found.data["commands"]) == (3, [])
 
 
 MODEL = """
