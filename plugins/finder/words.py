@@ -149,7 +149,7 @@ def in_words(data: Findings) -> list[str]:
         lines += ["", *_loss_words(loss)]
     about = '"host; {kind}={path}", {length} values, {distinct} distinct'
     apart = [one["logits"] for one in known if one.get("positives") == "the diagonal" and one["processes"] == 1]
-    others = {rows: f"; the {keys - rows} other keys have none" for *_, rows, keys in apart if rows < keys}
+    others = {x[-2]: f"; the {x[-1] - x[-2]} other keys have none" for x in apart if len(x) > 1 and x[-2] < x[-1]}
     told = []
     for x in data["told"]:
         notes = CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"]) + others.get(x["length"], "")
