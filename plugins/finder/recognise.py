@@ -14,11 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from counterpoint.batch.ready_made import MASKED
 from counterpoint.objective import Objective, objective
 from counterpoint.vectors import widen
 
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
 NEAR_ZERO = 3e-3  # below this, the gradient of a loss loses digits: it is a difference of nearly equal numbers
+TINY = 1e-35  # of smaller gradients, float32 has few digits
+SURE = 1 - 1e-6  # a probability that may be rounded to one in float32
 FEWEST = 0.03  # share of digits with which forms are told apart
 HALF = 1e-2  # above the tolerance of float32, and the rounding of a number in half precision
 EQUAL = 1e-3  # share of the tolerance that rounding explains between forms that are the same loss
@@ -89,22 +92,25 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
     rows = largest > 1e-6 * largest.max()  # a positive of probability one has no gradient
     if not rows.any() or x.shape[1] < 2:
         return None
-    positives = positives_by_gradient(x, gradient, tolerance)
-    if tolerance > HALF:  # a probability that is rounded to one leaves a positive no gradient beside its negatives'
-        top = torch.zeros_like(used).scatter(1, x.argmax(1, keepdim=True), ~positives.any(1, keepdim=True))
-        positives, used = positives | top, used | top
+    positives, p = positives_by_gradient(x, gradient, tolerance), x.softmax(1)
+    # a probability that is rounded to one leaves a positive no gradient beside its negatives'
+    most, at = p.max(1, keepdim=True)
+    sure = (tolerance > HALF) | ((most > SURE) & (gradient.gather(1, at) <= 0))
+    top = torch.zeros_like(used).scatter(1, at, sure & ~positives.any(1, keepdim=True))
+    positives, used = positives | top, used | top
     negatives = used & ~positives
     known = positives.any(1) & negatives.any(1)
     if known.any():  # nor has one whose probability is rounded to one
-        weights = (gradient * negatives).sum(1) / (x.softmax(1) * negatives).sum(1)
+        weights = (gradient * negatives).sum(1) / (p * negatives).sum(1)
         rows &= known | (largest > 1e-3 * tolerance * weights[known].max())
-    if not bool(known[rows].all()):
+    if not bool(rows.any()) or not bool(known[rows].all()):
         return None
     pos, y = positives[rows], x[rows].masked_fill(~used[rows], -torch.inf)
     if tolerance > HALF:
         gradient = gradient.index_put((rows,), exact_sums(y, gradient[rows], pos, torch.bfloat16))
     names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
     losses = {name: lambda y, of=OURS[name]: of.from_logits(y, pos) for name in names}
+    used |= (x > MASKED) & (x < x.amax(1, keepdim=True) - UNDERFLOW)  # as far as is known
     return _choose(losses, y, gradient[rows], (way, positives, used), tolerance)
 
 
@@ -130,7 +136,8 @@ def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tens
     ratio = torch.where(used & (y > -UNDERFLOW), gradient / torch.exp(y), torch.nan)
     typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(-1, keepdim=True).values
     negatives = (ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs()
-    return used & ~negatives & ~((y <= -UNDERFLOW) & (gradient * typical >= 0))
+    rounded = (gradient.abs() < TINY) | ((y <= -UNDERFLOW) & (gradient * typical >= 0))
+    return used & ~negatives & ~rounded
 
 
 def of_scores(

@@ -766,6 +766,32 @@ def test_a_function_that_is_not_found_can_be_named(find, tmp_path, under, own, c
     assert ("is not that of infonce:t=0.4" in done.stderr) == (code == 5)
 
 
+CERTAIN = """
+import torch
+import torch.nn.functional as F
+
+torch.manual_seed({seed})
+net, log_scale = torch.nn.Linear(16, 16), torch.nn.Parameter(torch.tensor(4.60517))
+for _ in range(3):
+    x = torch.randn(12, 16)
+    a, b = (F.normalize(net(x + torch.randn(12, 16)), dim=1) for _ in range(2))
+    logits = log_scale.exp() * a @ b.T
+    loss = sum(-F.log_softmax(logits, dim=dim).diag().mean() for dim in (0, 1))
+    loss.backward()
+    print(float(loss.detach()))
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_probabilities_that_are_rounded_to_zero_and_to_one(find, seed):
+    """As at the scale of a trained CLIP: positives without a gradient, and negatives, are there nevertheless."""
+    found = find(CERTAIN.replace("{seed}", str(seed)))
+    assert [one["positives"] for one in found.losses] == ["the diagonal"]
+    assert found.losses[0]["masked"] == 0
+    (command,) = found.data["commands"]
+    assert command[command.index("--positives") + 1] == "diagonal"
+
+
 def test_logits_that_change_in_place_after_their_loss_are_named(find):
     """As scripts do that mine negatives with the same logits: of these values, the rows have no positives."""
     code = """
