@@ -140,7 +140,7 @@ class ADNCE(InfoNCE, name="adnce"):
             may_cancel = not bool((log_total.detach().abs() <= SMALL).all())
         else:  # where values cannot be read, or processes must agree
             known = family == "gaussian" and not isinstance(mu, Tensor) and not isinstance(sigma, Tensor)
-            may_cancel = scores.bound is None or (known and ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL)
+            may_cancel = scores.bound is None or not known or ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL
         if may_cancel:
             lowest = torch.finfo(log_total.dtype).min / 4
             shift = torch.clamp(log_total.detach(), min=lowest)

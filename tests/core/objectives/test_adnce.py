@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import numpy as np
@@ -201,6 +202,32 @@ def test_cosines_with_a_narrow_density_keep_their_digits_where_values_are_not_re
     finally:
         cp.set_checks("auto")
     exact = loss_fn(*z.double(), engine="matrix", reduction="none")
+    torch.testing.assert_close(single.double(), exact, rtol=3e-6, atol=3e-6)
+
+
+@pytest.mark.parametrize("family", ["gamma", "rayleigh", "chi2"])
+def test_weights_that_all_vanish_where_values_are_not_read(family):
+    """Queries opposite to all documents, where the density is zero: weights are equal, and so the loss is log 2."""
+    queries, documents = torch.ones(2, 1), -torch.ones(2, 1)
+    loss_fn = cp.ADNCE(0.02, 4.0, 1.3, family, denominator="all")
+    cp.set_checks("never")
+    try:
+        loss = loss_fn(queries, documents, pairing="joint", directions=("query_to_doc",))
+    finally:
+        cp.set_checks("auto")
+    assert loss.item() == pytest.approx(math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("sigma", [cp.Learned(0.01), "auto"])
+def test_a_density_whose_width_is_not_known_keeps_its_digits_where_values_are_not_read(sigma):
+    z = torch.randn(2, 64, 256, generator=torch.Generator().manual_seed(3))
+    loss_fn = cp.ADNCE(0.5, 0.7, sigma)
+    exact = copy.deepcopy(loss_fn).double()(*z.double(), engine="matrix", reduction="none")
+    cp.set_checks("never")
+    try:
+        single = loss_fn(*z, reduction="none")
+    finally:
+        cp.set_checks("auto")
     torch.testing.assert_close(single.double(), exact, rtol=3e-6, atol=3e-6)
 
 
