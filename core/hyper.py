@@ -210,7 +210,7 @@ class Parametrized(nn.Module):
     paper: ClassVar[str] = ""
     """By default from the docstring: ``Paper: ...``."""
     hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
-    of_calls: ClassVar[tuple[str, ...]] = ()  # arguments that are no hyper-parameters
+    of_calls: ClassVar[tuple[str, ...]] = ()  # arguments of calls, not hyper-parameters
 
     def __init_subclass__(cls, name: str = "", **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -203,7 +203,7 @@ def known() -> dict[str, type[Any]]:
 
 
 def register(name: str, cls: type[Any]) -> None:
-    """Register a class under ``name``, or raise if another has it; the same one, defined again, replaces it."""
+    """Register a class under ``name``. Another class of that name is an error; the same one, defined again, is not."""
     registered = (registry if cls.__module__.startswith(BUILT_IN) else known()).get(name)
     if registered and (registered.__module__, registered.__qualname__) != (cls.__module__, cls.__qualname__):
         owner = f"{registered.__module__}.{registered.__qualname__}"

@@ -337,7 +337,7 @@ def objective_of(spec: str, own: str = OWN_LOSS) -> Objective:
 
 
 def _anchors(calls: Mapping[str, int]) -> Counter[str]:
-    """Count calls by their anchors: two directions may have other numbers of keys, a classifier is no part."""
+    """Count calls by their anchors: two directions may have other numbers of keys, and classifiers do not count."""
     counts = Counter[str]()
     for shape, number in calls.items():
         counts[shape.rpartition(", ")[0] if shape.endswith(")") else shape] += number
