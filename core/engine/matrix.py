@@ -125,7 +125,7 @@ class Negatives(ABC):
 
     def tilted(self, strength: float) -> Negatives:
         """Return negatives that count ``e^{strength s}`` times each, with the similarity ``s`` as a constant."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__}: negatives of this kind cannot be weighted by their similarity.")
 
     def set_guide(self, guide: Negatives) -> None:
         """Let ``guide``, with the same structure, say the similarities by the guide."""
