@@ -178,11 +178,6 @@ def _labeled(
                 "in between: write it as F.cross_entropy of the logits, then --site replaces it"
             )
         call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
-        if call and call.learned and calls.seam.spec != OWN_LOSS and uses_scale(calls.seam.objective(site, own)):
-            raise SeamError(
-                f"logits: the scale at {where} is learned, and nll_loss is called after its logits were used: write it "
-                "as F.cross_entropy of the logits"
-            )
         out = original(input, *args, **kwargs)
         if call is not None:
             vars(pending).update(vars(call))
@@ -251,7 +246,8 @@ def _unlabeled(
         logits = calls.logits(site, frame, where, input, positives, own, **how)
         if logits is None:
             return original(input, *args, **kwargs)
-        if name != "logsumexp" or known:
+        learns = calls.seam.spec != OWN_LOSS and any(each.requires_grad for each in logits.learned)
+        if known or (name != "logsumexp" and not (name == "exp" and learns)):
             return original(logits(input), *args, **kwargs)
         given = input
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
@@ -260,11 +256,6 @@ def _unlabeled(
             logits.keys = {-1: -2, -2: -1}[logits.keys] if turned else logits.keys
             input = base if turned or base.shape == input.shape else input
         if input not in calls.hooked:
-            if any(each.requires_grad for each in logits.learned) and calls.seam.spec != OWN_LOSS:
-                raise SeamError(
-                    f"the scale at {where} is learned, and gets no gradient from a sum of exponentials, whatever "
-                    "the temperature of the objective is: write the loss as F.cross_entropy"
-                )
             logits.hook(input)
             calls.hooked[input] = True
         return original(given, *args, **kwargs)

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.batch.ready_made import MASKED, columns_of
 from counterpoint.hyper import warn_of_scales
@@ -120,6 +122,13 @@ class Replaced(ABC):
         found = self.trained(self.proved(g, tensors, dtype), tensors, trains_own)
         return unchanged if trains_own else found
 
+    def passed_on(self, found: Sequence[Tensor | None], count: int = 1) -> Sequence[Tensor | None]:
+        """Pass on the gradients of learned tensors that were not known when the host's loss was computed."""
+        for x, more in zip(self.learned, found[count:], strict=True):
+            if more is not None and x.requires_grad:
+                add_later(x, more)
+        return found[:count]
+
     def trained(self, ours: Callable[..., Any], tensors: Sequence[Tensor], own: bool = False) -> list[Tensor | None]:
         """Report on the batch, and return the gradients of ``ours``; none where the host's own loss trains."""
         seam = self.seam
@@ -216,17 +225,13 @@ class Logits(Replaced):
         return loss
 
     def hook(self, logits: Tensor) -> None:
-        """Replace the whole gradient of these logits, other uses by the host included.
-
-        No gradient can be passed on to a learned scale from here.
-        """
-        self.options = {k: v.detach() if isinstance(v, Tensor) else v for k, v in self.options.items()}
+        """Replace the whole gradient of these logits, other uses by the host included."""
         dtype, values, version = precision_of([logits]), logits.detach(), logits._version
 
         def replaced(g: Tensor) -> Tensor | None:
             if values._version != version:
                 raise SeamError(f"the logits at {self.where} {CHANGED}")
-            found = self.gradients(dtype, [g.detach()], [values])[0]
+            (found,) = self.passed_on(self.gradients(dtype, [g.detach()], [values]))
             return Once.apply(found, g) if found is not None and g.requires_grad else found
 
         logits.register_hook(replaced)
@@ -373,12 +378,37 @@ def _weight(g: Tensor, expected: Tensor) -> Tensor:
     return (g * expected).sum() / (expected * expected).sum().clamp(min=torch.finfo(g.dtype).tiny)
 
 
+def add_later(x: Tensor, more: Tensor) -> None:
+    """Let the leaves that ``x`` is computed from get ``more`` than what the backward pass that runs brings to them."""
+    nodes: list[Any] = [get_gradient_edge(x).node]
+    for node in nodes:  # which grows
+        nodes += [above for above, _ in node.next_functions if above is not None and above not in nodes]
+    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
+    task = torch._C._current_graph_task_id()
+    for leaf, g in zip(leaves, torch.autograd.grad(x, leaves, more.view_as(x), retain_graph=True), strict=True):
+        waiting = _LATER.get(leaf)
+        if waiting is None:
+            waiting = _LATER[leaf] = {}
+            leaf.register_hook(functools.partial(_with_more, waiting))
+        waiting |= {task: waiting.get(task, 0) + g}
+        for other in waiting.keys() - {task}:  # of a pass that did not come to the leaf
+            del waiting[other]
+
+
+def _with_more(waiting: dict[int, Any], g: Tensor) -> Tensor:
+    more: Tensor | int = waiting.pop(torch._C._current_graph_task_id(), 0)
+    return g + more
+
+
+_LATER = WeakIdKeyDictionary()  # leaves, with what is added to their gradient in a pass
+
+
 class _Replace(torch.autograd.Function):
     """The identity, with another gradient. It copies, as hosts may change the results in place."""
 
     @staticmethod
     def forward(ctx: Any, call: Replaced, dtype: torch.dtype, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.call, ctx.dtype, ctx.count = call, dtype, count
+        ctx.call, ctx.dtype, ctx.count, ctx.alone = call, dtype, count, len(tensors) == count
         ctx.save_for_backward(*tensors[:count])
         return tuple(x.clone() for x in tensors[:count])
 
@@ -392,6 +422,7 @@ class _Replace(torch.autograd.Function):
             raise SeamError(f"the tensors at {ctx.call.where} {CHANGED}") from error
         with torch.no_grad(), torch.autocast(tensors[0].device.type, enabled=False):
             found = ctx.call.gradients(ctx.dtype, [each.detach() for each in g], tensors)
+            found = ctx.call.passed_on(found, ctx.count) if ctx.alone else found
         if torch.is_grad_enabled():  # create_graph=True
             found = [None if f is None else Once.apply(f, *g) for f in found]
         return (None, None, None, *found)

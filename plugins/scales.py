@@ -142,6 +142,12 @@ class Scales:
         cosines = any(getattr(part, "on_cosines", False) for part in parts)
         value, text = number_of(scale), f"--scale {self.option or self.otherwise}"
         rounding = max(ROUNDED, float(finding["_tolerance"]) if finding else 0.0)
+        if cosines and finding and finding["shifted"]:
+            raise SeamError(
+                f"the logits at {where} are not the similarities times a number: a number of each row is taken from "
+                f"them, such as the largest, and {self.seam.spec} depends on it. Replace the function or the product "
+                "of the embeddings, as `counterpoint inject auto` says; infonce and supcon do not depend on it"
+            )
         measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:
             largest = float(logits.detach().max())

@@ -87,6 +87,9 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
         raw = measure(watch, sink, products, finding)
         if raw is None:
             continue
+        if finding["learned"] and sink.kind == "exponentials":  # whatever its logits are used for, as they have it
+            gradient = gradients(root, [sink.x])[0]
+            assert gradient is not None
         if finding["scores"] or not finding["doubts"]:
             unit = _Unit.of_logits(sink, products[0], gradient, raw)
             form = _recognise([unit]) if sink.kind in SUMS and "exp_(" not in sink.place.call else None
@@ -241,9 +244,8 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if rule and form.error <= sink.tolerance and len(group) == 1 and not group[0].single:
             if group[0].logits:
                 finding["columns"] = rule
-            elif products[0].distance is None and products[0].kind == "matrix" and not finding["learned"]:
-                finding["product"] = products[0].place.short
-                finding["product_scales"], finding["columns"] = [finding["scale"] / (raw or 1.0)], rule
+            if not group[0].logits or (finding["shifted"] and products[0].values().shape == sink.x.shape):
+                finding |= by_product(finding, products, raw or 1.0, rule)
         if apart and form.way == "rows" and not finding["learned"]:
             finding |= _lines(group, finding["scale"] / (raw or 1.0))
         values = [float(x) / k for x in watch.scalars for k in (1, 2)[: 1 + (form.way == "both")]]  # sums of both ways
@@ -270,6 +272,13 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     if rivals:
         finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
     return finding
+
+
+def by_product(finding: Finding, products: Sequence[Product], raw: float, rule: str) -> Finding:
+    """Return how the gradient of a product is replaced, where its scale is known before the logits are computed."""
+    if products[0].distance is not None or products[0].kind != "matrix" or finding["learned"]:
+        return {}
+    return {"product": products[0].place.short, "product_scales": [finding["scale"] / raw], "columns": rule}
 
 
 def _lines(group: Sequence[_Unit], scale: float) -> Finding:

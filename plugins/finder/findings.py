@@ -17,7 +17,7 @@ from counterpoint.batch.ready_made import MASKED, columns_of
 from counterpoint.objective import objective
 
 from ..host import world_size
-from .exponentials import judge_exponentials
+from .exponentials import RULES, by_product, judge_exponentials
 from .functions import cut, function_of, gradients, nearest, relative
 from .measure import measure, measure_bias
 from .products import Product
@@ -173,6 +173,8 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         finding["positives"] = f"soft targets, the largest at {finding['positives']}"
     _compare_cross_entropy(finding, sink, x, labels, targets)
     _find_margin(finding, sink)
+    if finding["shifted"] and (way := RULES.get(str(finding["positives"]))):
+        finding |= by_product(finding, products, raw, way) if products[0].values().shape == sink.x.shape else {}
     finding["replace"] = function_of(watch, sink, root, finding, [finding["form"] or ""])
     return finding
 

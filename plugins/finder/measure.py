@@ -70,10 +70,12 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
     learned = {id(x): x for x in (*factors, *inner)}
-    finding |= {"scores": False, "learned": [], "scale_variable": None, "_tolerance": sink.tolerance}
+    finding |= {"scores": False, "shifted": False, "learned": [], "scale_variable": None, "_tolerance": sink.tolerance}
     for product in products:
-        if (factor := _factor_of(sink.x, product)) is None:
+        factor, shifted = _factor_of(sink.x, product)
+        if factor is None:
             continue
+        finding["shifted"] |= shifted
         factor = _exact(factor, sink, product)
         finding["scores"] |= factor <= 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
@@ -105,35 +107,44 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
-def _factor_of(x: Tensor, product: Product) -> float | None:
-    """The factor of similarities in logits: None if they do not depend on these, zero if it is not one number.
+def _factor_of(x: Tensor, product: Product) -> tuple[float | None, bool]:
+    """The factor of similarities in logits, and whether a number of each row is taken from these logits.
 
-    All logits together tell whether it is the same everywhere, and some logits by themselves what it is: a product may
-    be taken twice, and subtracting one logit of a row from the others changes no softmax.
+    The factor is None if they do not depend on the similarities, zero if it is not one number. All logits together tell
+    whether it is the same everywhere, and some logits by themselves what it is: a product may be taken twice, and
+    subtracting one logit of a row from the others changes no softmax.
     """
     (g,) = torch.autograd.grad(x.sum(), product.edge, retain_graph=True, allow_unused=True)
     if g is None:
-        return None
+        return None, False
     g, tolerance = g.double() * product.factor, 10 * tolerance_of(x)
-    entries = g[g != 0]
-    probed = []
+    entries, values, exact = g[g != 0], product.values(), x.detach().double()
+    probed, rests, shifted = list[float](), dict[int, list[float]](), False
     for one in _some(x):
         (part,) = torch.autograd.grad(x, product.edge, one, retain_graph=True, allow_unused=True)
+        row, entry = int(one.reshape(-1, one.shape[-1]).any(-1).nonzero()), exact[one != 0]
+        rest = float(entry - (part.double() * values.reshape(part.shape)).sum())
         part = (part.double() * product.factor)[part != 0]
         up, down = part[part > 0], part[part < 0]
         if len(up) > 1 or (not len(up) and len(down) > 1):
-            return 0.0
-        probed += [float(up[0]) if len(up) else float(down[0])] if len(part) and bool(part.isfinite().all()) else []
+            return 0.0, False
+        shifted |= bool(len(up) and len(down))
+        if len(part) and bool(part.isfinite().all()):
+            probed.append(float(up[0]) if len(up) else float(down[0]))
+            rests.setdefault(row, []).append(rest)
     if not probed:
-        return float(entries.median()) if len(entries) else None
+        return float(entries.median()) if len(entries) else None, False
+    near = tolerance * max(1.0, float(exact[exact > MASKED].abs().max()))
+    same_in_rows = all(max(each) - min(each) <= near for each in rests.values())
+    shifted |= same_in_rows and max(abs(each[0]) for each in rests.values()) > near
     factor = max(probed, key=abs)
     counts = entries / factor  # how often each entry is taken
-    shifted = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
+    moves = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
     if factor < 0 and not bool(((counts - 1).abs() <= tolerance).all()):  # it is subtracted from the others
         factor, probed = -factor, [abs(each) for each in probed]
     same = max(abs(each - factor) for each in probed) <= tolerance * abs(factor)
     often = (counts - counts.round()).abs() <= tolerance * counts.abs().clamp(min=1.0)
-    return factor if same and (shifted or bool(often.all())) else 0.0
+    return (factor if same and (moves or bool(often.all())) else 0.0), shifted
 
 
 def _exact(factor: float, sink: Sink, product: Product) -> float:

@@ -42,11 +42,11 @@ def _roads(
     sites: dict[Any, list[Finding]] = {}
     by_function: dict[Any, list[Finding]] = {}
     for loss in (loss for loss in losses if is_sound(loss)):
-        call, labeled = loss.get("replace"), loss.get("site_has_labels")
+        call, labeled = loss.get("replace"), bool(loss.get("site_has_labels"))
         known = call["scale"] if call and loss["learned"] else not _changes(loss)
+        labeled = labeled and not (loss.get("shifted") and (loss.get("product") or (call and call["whole"] and known)))
         by_call = bool(labeled or loss.get("columns")) and not loss.get("product") and "bias" not in loss
         at_site = bool(loss["scale_variable"]) if loss["learned"] else by_call or not _changes(loss)
-        at_site &= not loss["learned"] or loss["kind"] != "logsumexp"  # by which a scale would get no gradient
         if functions and not labeled and call and call["whole"] and known:
             spec = re.sub("(?<=[:,])t=[^,]*,?", "", objective_of(objective, loss)[1]).rstrip(":,")
             by_function.setdefault(spec, []).append(loss)
@@ -97,6 +97,8 @@ def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
     if first.get("product"):
         scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
         return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
+    first = Finding(**first)
+    first["normalized"] &= not first.get("shifted")  # or the objective that is proposed would be refused
     if any(_changes(loss) and not loss["learned"] for loss in group):
         return ["--scale", CHANGING, *objective_of(objective, first, "host")]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:
@@ -225,7 +227,8 @@ def _similarities(loss: Finding) -> str:
         return f"negative {loss['distance']} of embeddings"
     if loss.get("one_sided"):
         return "inner products of normalized and of other embeddings"
-    return "cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized"
+    less = ", less a number of each row" * bool(loss.get("shifted"))
+    return ("cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized") + less
 
 
 def _origin(loss: Finding) -> str:
@@ -278,7 +281,7 @@ def _by_hand(loss: Finding) -> str:
     if not loss["learned"] and not _changes(loss):
         into = "put the loss alone into a function of its embeddings, loss(a, b), in no other one, and call auto again"
         return how if loss.get("distance") else into
-    if loss.get("site_has_labels") or (loss.get("columns") and loss["kind"] != "logsumexp"):
+    if loss.get("site_has_labels") or loss.get("columns"):
         how = f"`counterpoint inject logits --site {loss['site']} --scale NAME`, with the name that it has there"
     return f"its scale {'is learned' if loss['learned'] else 'changes'}: {how}"
 

@@ -1,0 +1,147 @@
+"""Logits less a number of each row, and sums of exponentials with a learned scale: what trains is what one would write.
+
+Cross entropy does not depend on what is taken from a row of logits, and objectives of cosines do: the gradient of
+shifted logits must not pass for theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import runpy
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from counterpoint.plugins import inject
+
+SCRIPT = """
+import sys
+import torch
+import torch.nn.functional as F
+import counterpoint as cp
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+encoder, log_scale = torch.nn.Linear(6, 4), torch.nn.Parameter(torch.tensor(1.6))
+parameters = [*encoder.parameters(), log_scale]
+optimizer = torch.optim.SGD(parameters, lr=0.2)
+at = torch.arange(9)
+for step in range(5):
+    x = torch.randn(9, 6)
+    a, b = F.normalize(encoder(x), dim=1), F.normalize(encoder(x + 0.3 * torch.randn(9, 6)), dim=1)
+    scale = SCALE
+    logits = a @ b.T * scale  # product
+    shifted = SHIFTED
+    loss = LOSS  # loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+TRAINED = [float(p.detach().sum()) for p in parameters]
+"""
+SHIFTS = {
+    "none": "logits",
+    "constant": "logits - logits.detach().max(1, keepdim=True).values",
+    "trained": "logits - logits.max(1, keepdim=True).values",
+}
+LOSSES = {
+    "cross_entropy": "F.cross_entropy(shifted, at)",
+    "logsumexp": "(torch.logsumexp(shifted, 1) - shifted.diagonal()).mean()",
+    "exponentials": "(torch.log(torch.exp(shifted).sum(1)) - shifted.diagonal()).mean()",
+}
+SCALES = {"constant": "5.0", "learned": "log_scale.exp()"}
+
+
+def write(loss: str, shift: str = "logits", scale: str = SCALES["constant"]) -> str:
+    return SCRIPT.replace("LOSS ", f"{loss} ").replace("SHIFTED", shift).replace("SCALE\n", f"{scale}\n")
+
+
+def line_of(text: str) -> str:
+    return f"toy.py:{next(i for i, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith(f'# {text}'))}"
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, capsys):
+    """Runs a script, under ``counterpoint inject`` if there are words; returns its parameters, code and words."""
+
+    def run(script: str, *words: str) -> SimpleNamespace:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "toy.py").write_text(f"{script}print('trained', *map(repr, TRAINED))\n")
+        try:
+            code = (
+                inject.main([*words, "--", "toy.py"]) if words else runpy.run_path("toy.py", run_name="__main__") and 0
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+        out, err = capsys.readouterr()
+        lines = [line.split()[1:] for line in out.splitlines() if line.startswith("trained ")]
+        return SimpleNamespace(code=code, err=err, trained=[float(x) for x in lines[0]] if lines else [])
+
+    return run
+
+
+@pytest.mark.parametrize("objective", ["hcl:prior=0.2", "adnce:mu=0.4", "dcl:prior=0.4"])
+@pytest.mark.parametrize(("loss", "scale", "shift"), [*itertools.product(LOSSES, SCALES, SHIFTS)])
+def test_what_auto_prints_trains_as_the_objective_by_hand_or_is_refused(find, train, objective, loss, scale, shift):
+    script = write(LOSSES[loss], SHIFTS[shift], SCALES[scale])
+    try:
+        found = find(script)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    command = found.data["commands"][0]
+    words = command[command.index("inject") + 1 : command.index("--")]
+    t = "host" if scale == "learned" else "0.4"
+    words[words.index("--objective") + 1] = f"{objective},t={t}"
+    shifted = shift != "none"
+    assert ("less a number of each row" in found.err) == shifted
+    injected = train(script, *words)
+    if shifted and scale == "learned":  # no line before the shift has both the products and the scale
+        assert (injected.code, injected.trained) == (2, [])
+        assert "are not the similarities times a number: a number of each row is taken from them" in injected.err
+        return
+    ours = f'cp.objective("{words[words.index("--objective") + 1]}").from_logits(logits, at, scale=scale)'
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(train(write(ours, scale=SCALES[scale])).trained, rel=1e-9)
+
+
+@pytest.mark.parametrize("shift", ["constant", "trained"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_shifted_logits_take_the_losses_that_do_not_depend_on_it(train, loss, shift):
+    script = write(LOSSES[loss], SHIFTS[shift])
+    how = [] if loss == "cross_entropy" else ["--positives", "diagonal"]
+    refused = train(script, "logits", "--site", line_of("loss"), *how, "--objective", "hcl:t=0.4")
+    assert (refused.code, refused.trained) == (2, []), refused.err
+    if loss == "exponentials":  # the positives are not in its sum
+        return
+    injected = train(script, "logits", "--site", line_of("loss"), *how, "--objective", "infonce:t=0.4")
+    by_hand = train(write('cp.objective("infonce:t=0.4").from_logits(logits, at, scale=scale)'))
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(by_hand.trained, rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*is trained, but has no gradient")
+@pytest.mark.parametrize("objective", ["hcl:t=0.4", "0.5 * dcl:t=host,prior=0.4 + 0.5 * infonce:t=0.1"])
+@pytest.mark.parametrize("loss", [*LOSSES, "nll_loss"])
+def test_a_learned_scale_gets_its_gradient_of_any_objective(train, loss, objective):
+    losses = LOSSES | {"nll_loss": "F.nll_loss(torch.log_softmax(shifted, 1), at)"}
+    how = ["--positives", "diagonal"] if loss in ("logsumexp", "exponentials") else []
+    words = ["logits", "--site", line_of("loss"), *how, "--scale", "log_scale.exp", "--objective", objective]
+    injected = train(write(losses[loss], scale=SCALES["learned"]), *words)
+    ours = f'cp.objective("{objective}").from_logits(logits, at, scale=scale)'
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(train(write(ours, scale=SCALES["learned"])).trained, rel=1e-9)
+
+
+def test_one_number_for_all_logits_is_a_shift_too(find):
+    try:
+        found = find(write(LOSSES["logsumexp"], "logits - 3.0"))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    (loss,) = found.losses
+    assert loss["shifted"], found.err
+    assert math.isclose(loss["scale"], 5.0, rel_tol=1e-6)
