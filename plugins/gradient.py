@@ -184,6 +184,7 @@ class Logits(Replaced):
             of exponentials alone. What the positives are is then not proved.
         later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
         deduced: in each step, the positives are the entries whose gradient is not that of a negative.
+        scaled: the scale is in these numbers; else the host multiplies them by it afterwards.
         targets: soft targets ``(..., anchors, keys)``, whose largest are the positives, columns; a row may sum to any
             number, its weight, and counts if that is not zero.
     """
@@ -203,6 +204,7 @@ class Logits(Replaced):
     deduced: bool = False
     told: dict[str, Any] = field(default_factory=dict)
     targets: Tensor | None = None
+    scaled: bool = True
 
     def __post_init__(self) -> None:
         self.told = {{"labels": "classes"}.get(k, k): v for k, v in self.told.items()}
@@ -238,6 +240,7 @@ class Logits(Replaced):
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
         x = widen(self._oriented(tensors[0]))
+        x = x if self.scaled else x * self.options["scale"]
         how = {**self.options, **self._told(loss_fn), "targets": self.targets}
         return loss_fn.report(x, self.positives, call="from_logits", **how)
 
@@ -261,6 +264,9 @@ class Logits(Replaced):
                 rows = rows.masked_fill((~counted).unsqueeze(-1) if several else ~counted, ignored)
             leaves = [x.requires_grad_(), *(each.detach().requires_grad_() for each in self.learned)]
             first, *others = torch.autograd.grad(self._loss(loss_fn, leaves, rows, weights), leaves, allow_unused=True)
+            if not self.scaled and others:  # the host's loss brings its own gradient to them, too
+                theirs = torch.autograd.grad(self._loss(own_loss(self.own), leaves, positives, weights), leaves)[1:]
+                others = [-b if a is None else a - b for a, b in zip(others, theirs, strict=True)]
             return [None if first is None else self._flip(first).movedim(-1, self.keys), *others]
 
         return ours
@@ -275,6 +281,7 @@ class Logits(Replaced):
     def _scaled(self, x: Tensor) -> Tensor:
         """Return the exponents of the host's own loss."""
         own = as_objective(self.own)
+        x = x if self.scaled else x * torch.as_tensor(self.options["scale"]).detach()
         if any(isinstance(part, FromHost) for part in own.modules()):
             return x
         return x / (float(self.options.get("scale", 1.0)) * float(vars(own).get("temperature", 1.0)))
@@ -290,6 +297,7 @@ class Logits(Replaced):
                 warn_of_scales(loss_fn)
             for part in loss_fn.modules():
                 vars(part)["_checked_scale"] = True  # here, it is measured
+            x = x if self.scaled else x * options["scale"]
             # one call, by which schedules and statistics move once
             ways, targets, labels = (torch.stack([x, x.mT]) if self.both else x), self.targets, positives
             if self.both and targets is not None:
@@ -326,7 +334,7 @@ class Logits(Replaced):
             """Zeros that no rounding explains, which the host leaves out: anchors, keys but for their exponentials."""
             return functools.reduce(torch.logical_and, (each.abs() > smallest for each in expected), g == 0)
 
-        if self.own == CROSS_ENTROPY and not (self.both or self.apart or self.flipped is not None):
+        if self.own == CROSS_ENTROPY and self.scaled and not (self.both or self.apart or self.flipped is not None):
             targets = self._are_positives(g).to(g.dtype) if self.targets is None else self.targets
             expected = ones.unsqueeze(-1) * (torch.softmax(x, -1) * targets.sum(-1, keepdim=True) - targets)
             if LOGITS[dtype] > HALF and self.targets is None:

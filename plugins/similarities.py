@@ -25,8 +25,8 @@ from .finder.products import MATRICES
 from .finder.watch import same_grad
 from .gradient import ROUNDING, Logits, Once, own_loss, precision_of
 from .host import OWN_LOSS, SeamError, objective_of
-from .scales import as_number
-from .sites import Site, caller, is_own, names_at, place
+from .scales import as_number, number_of
+from .sites import Site, caller, is_own, named, names_at, place
 
 _ELEMENTWISE = ("MulBackward0", "DivBackward0")
 
@@ -41,8 +41,8 @@ def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> Non
     seam, own, option = calls.seam, calls.seam.options.get("own"), calls.seam.options.get("scale")
     if own is None:
         raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")
-    scales = [as_number(text) or 0.0 for text in (option or "1").split(",")]
-    if 0.0 in scales or len(scales) > (2 if apart else 1):
+    scales: list[float | str] = [as_number(text) or text for text in (option or "1").split(",")]
+    if len(scales) > (2 if apart else 1) or (apart and not all(isinstance(scale, float) for scale in scales)):
         raise SeamError(f"logits: --scale {option}: with --product, expected a number, or one for each line")
     loss_fn = own_loss(own) if seam.spec == OWN_LOSS else objective_of(seam.spec, own)
     if option is None and uses_scale(loss_fn) and not uses_scale(own_loss(own)):
@@ -50,7 +50,7 @@ def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> Non
             "logits: --product: t=host of --objective is not known, as the scale comes after the product: give the "
             "objective the temperature of --own"
         )
-    pairs = _Pairs(calls, apart, own, scales * 2) if apart else None
+    pairs = _Pairs(calls, apart, own, [float(scale) for scale in scales * 2]) if apart else None
     torch.jit._state.disable()  # functions that are scripted would not call what is replaced, nor could be
     seam.at_end.append(torch.jit._state.enable)
     for owner in OWNERS:
@@ -60,11 +60,11 @@ def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> Non
 
 
 def _product(
-    calls: Calls, original: Callable[..., Any], own: str, scale: float, pairs: _Pairs | None
+    calls: Calls, original: Callable[..., Any], own: str, scale: float | str, pairs: _Pairs | None
 ) -> Callable[..., Any]:
     seam = calls.seam
     keys, both = -2 if seam.options.get("way") == "columns" else -1, seam.options.get("way") == "both"
-    temperature = getattr(own_loss(own), "temperature", None)
+    temperature = vars(own_loss(own)).get("temperature")
     later = 1 / temperature if isinstance(temperature, float) else 1.0
 
     @functools.wraps(original)
@@ -79,9 +79,11 @@ def _product(
         site, where = calls.site(frame, out)
         assert site is not None
         positives, targets = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
-        how: dict[str, Any] = {"keys": keys, "both": both, "later": later, "deduced": positives is None}
-        how["told"] = seam.told(lambda: names_at(frame))
-        return Logits(seam, site, where, own, positives, {"scale": scale}, targets=targets, **how)(out)
+        how: dict[str, Any] = {"keys": keys, "both": both, "deduced": positives is None}
+        how |= {"told": seam.told(lambda: names_at(frame)), "scaled": isinstance(scale, float)}
+        factor = scale if isinstance(scale, float) else named(scale, frame)
+        how["later"] = later if how["scaled"] else number_of(factor)
+        return Logits(seam, site, where, own, positives, {"scale": factor}, targets=targets, **how)(out)
 
     return product
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
+
+from counterpoint.names import at_path
 
 from .frames import function_name
 from .functions import fitted, function_of, gradients, nearest
@@ -274,11 +278,21 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     return finding
 
 
+def _is_known(finding: Finding, product: Product) -> bool:
+    """Whether the variable of a learned scale has its name where the product is computed, too."""
+    frame = product.frames[0]
+    with suppress(ValueError):
+        at_path(finding["scale_variable"] or "", ChainMap(frame.f_locals, frame.f_globals))
+        return bool(finding["scale_variable"])
+    return False
+
+
 def by_product(finding: Finding, products: Sequence[Product], raw: float, rule: str) -> Finding:
     """Return how the gradient of a product is replaced, where its scale is known before the logits are computed."""
-    if products[0].distance is not None or products[0].kind != "matrix" or finding["learned"]:
+    first = products[0]
+    if first.distance is not None or first.kind != "matrix" or (finding["learned"] and not _is_known(finding, first)):
         return {}
-    return {"product": products[0].place.short, "product_scales": [finding["scale"] / raw], "columns": rule}
+    return {"product": first.place.short, "product_scales": [finding["scale"] / raw], "columns": rule}
 
 
 def _lines(group: Sequence[_Unit], scale: float) -> Finding:

@@ -88,17 +88,19 @@ def _site_words(group: Sequence[Finding]) -> list[str]:
     if columns:
         words += ["--positives", ",".join(sites.values() if len({*sites.values()}) > 1 else [columns]), *_way(first)]
     if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
-        words += ["--own", spec_of(str(first["form"]), first, "" if product or not first["learned"] else "host")]
+        words += ["--own", spec_of(str(first["form"]), first, "host" * bool(first["learned"]))]
     return words
 
 
 def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
     first = group[-1]
-    if first.get("product"):
+    if first.get("product") and not first["learned"]:
         scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
         return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
     first = Finding(**first)
-    first["normalized"] &= not first.get("shifted")  # or the objective that is proposed would be refused
+    first["normalized"] &= bool(first.get("product")) or not first.get(
+        "shifted"
+    )  # or the objective that is proposed would be refused
     if any(_changes(loss) and not loss["learned"] for loss in group):
         return ["--scale", CHANGING, *objective_of(objective, first, "host")]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:
