@@ -116,7 +116,9 @@ class Replaced(ABC):
         seam.count()
         if not all(bool(each.isfinite().all()) for each in g):  # a GradScaler drops such a step
             return unchanged
-        seam.first = seam.first or float(sum(each.double().abs().sum() for each in g))
+        if not seam.first:  # weighted, as the entries of a softmax alone sum to nearly the same for all seeds
+            weighted = ((x.double() * each)[each != 0] for x, each in zip(tensors, g, strict=True))
+            seam.first = float(sum(each.abs().sum() for each in weighted))
         if trains_own and not verifies and seam.report is None:
             return unchanged
         found = self.trained(self.proved(g, tensors, dtype), tensors, trains_own)
