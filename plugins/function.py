@@ -240,7 +240,8 @@ def _replacement(seam: Seam, replaced: _Replaced, original: Callable[..., Any]) 
                     f"{where} returns {type(result).__name__}, not a loss alone: say what it computes, "
                     "as in --own infonce:t=0.1; `counterpoint inject auto` finds it"
                 )
-            seam.notes[where] = "taken for a mean over anchors, and not compared: --own says what the function computes"
+            pairs = "" if "pairing" in replaced.options else ", of all views (--as pairing=one_way: of the first)"
+            seam.notes[where] = f"taken for a mean over anchors{pairs}, and not compared: --own says what it computes"
         return embeddings.returned(result)
 
     vars(call)["counterpoint_replaces"] = original

@@ -94,14 +94,16 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     found = ['host; ids=batch["id"]'] if false and false["high"] >= SMALL else []
     texts = '=batch["input_ids"]' * (measured.get("modality") == "text")  # dropout gives equal texts other embeddings
     found += [f"host; duplicates{texts}"] if measured["duplicates"]["equal"] > 0 else []
-    found += ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
+    images = measured.get("modality") == "images"  # on which neither these nor HCL gained
+    found += [] if images else ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
     drrl = measured["wrong_positives"]["share"] >= SOME or any("DrRL gained" in x["text"] for x in advise(measured))
-    return [*found, f"hcl:beta=1,prior={prior:.1g}", *["drrl:m=0.8,weight=3"] * drrl]
+    return [*found, *[f"hcl:beta=1,prior={prior:.1g}"] * (not images), *["drrl:m=0.8,weight=3"] * drrl]
 
 
 def race_command(proposed: list[str]) -> str:
     """Return the command that tests those that need no name of a script; it also trains its own loss for more steps."""
-    rows = shlex.join(one for one in proposed if not cp.treatment(one, "infonce").paths)
+    rows = [one for one in proposed if not cp.treatment(one, "infonce").paths]
+    chosen = f"--objective {shlex.join(rows)} " * bool(rows)
     flags = "--metric json:results.json:accuracy --steps-flag --max_steps --seed-flag --seed"
-    return f"counterpoint race auto --objective {rows} {flags} -- train.py --max_steps 900"
+    return f"counterpoint race auto {chosen}{flags} -- train.py --max_steps 900"

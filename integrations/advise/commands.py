@@ -85,5 +85,6 @@ def command(arguments: argparse.Namespace) -> int:
         print("\n" + fill(LEGEND, WIDTH))
     print(f"\nTry at equal compute, with the flags, length and metric of your script:\n\n    {race}")
     named = "and, with their names in your script (with class labels as ids, training is supervised):"
-    print(f"\n{named}\n", *(x for x in proposed if x not in race), sep="\n    ")
+    if with_names := [x for x in proposed if x not in race]:
+        print(f"\n{named}\n", *with_names, sep="\n    ")
     return 0

@@ -35,7 +35,7 @@ def share(ranks: Sequence[Tensor]) -> tuple[float, float, float]:
         some = torch.cat([counts.unsqueeze(0), drawn.sample((DRAWS,))])
     found, *others = (round(x, 4) for x in _uniform_part(some).tolist())
     low, *_, high = sorted(others)[round(0.025 * DRAWS) : round(0.975 * DRAWS)]
-    return found, low, high
+    return found, low, max(high, round(1 - 0.025 ** (1 / len(u)), 4))  # as much may be there if none was drawn
 
 
 def _uniform_part(counts: Tensor) -> Tensor:

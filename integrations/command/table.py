@@ -82,7 +82,7 @@ COMMANDS = {
         "..compare.race_commands",
         "find the best setting for an unmodified training script at equal compute",
         "race auto --metric json:r.json:acc --steps-flag --steps --seed-flag --seed -- train.py --steps 400",
-        "race auto --metric 'output:nDCG: (.+)' --steps-flag --max_steps --set-seed -- train.py --max_steps 900",
+        "race auto --metric 'output:nDCG: ([.\\d]+)' --steps-flag --max_steps --set-seed -- train.py --max_steps 900",
     ),
     "train graph": Command(
         "..graph.commands:train",

@@ -80,6 +80,9 @@ def _named_after(pattern: str, text: str) -> str:
     return next(iter(compiled.groupindex), words or "value")
 
 
+NUMBER = r"([-+.\de]+)"
+
+
 @dataclass(frozen=True)
 class Written:
     """The files that a script has written in a run, told apart from those of other runs."""
@@ -141,6 +144,8 @@ def read(metrics: Iterable[Metric], written: Written) -> dict[str, float]:
             numbers |= {str(name): float(number) for name, number in values.items()}
         except (KeyError, OSError, TypeError, ValueError) as error:
             reason = error.args[0] if isinstance(error, KeyError) else error
+            if "could not convert" in str(reason) and metric.kind in ("text", "output"):
+                reason = f"{reason}: let the group match the number alone, {NUMBER}"
             raise ValueError(f"--metric {metric.text}: {reason}") from error
     return numbers
 

@@ -241,7 +241,9 @@ class Race(Comparison):
             print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
             self.skipped = [*self.skipped, *skipped]
         if new := new[:room]:
-            print_line(f"1/{SHARE} of the length, at most {room} more: {', '.join(arm.text for arm in new)}")
+            print_line(
+                f"1/{SHARE} of the length, {len(new)} of at most {room} settings: {', '.join(arm.text for arm in new)}"
+            )
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
         part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}

@@ -54,7 +54,7 @@ def evaluate(
     ===========  ====================================================================================================
     probe        numbers
     ===========  ====================================================================================================
-    ``knn``      ``knn``
+    ``knn``      ``knn``, of ``settings.k`` neighbors: 200, or all images if there are fewer
     ``linear``   ``linear``, and with more than five classes ``linear_top5``
     ``robust``   ``fgsm@e`` and ``pgd@e`` of the linear probe at each epsilon ``e``, and ``clean`` on the same images
     ``shifted``  ``aug1`` to ``aug5``: linear probes on modified images, see :func:`shifts`

@@ -40,9 +40,11 @@ class ImageSet:
         if not isinstance(self.name, str):
             raise TypeError(f"ImageSet(name, x, y): expected a name first, got {type(self.name).__name__}.")
         if not isinstance(self.x, torch.Tensor):
-            raise TypeError(f"{self.name}: expected a tensor of images, got {type(self.x).__name__}.")
+            fix = ": torch.from_numpy(x)." if isinstance(self.x, np.ndarray) else "."
+            raise TypeError(f"{self.name}: expected a tensor of images, got {type(self.x).__name__}{fix}")
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
             scaled = " Of numbers from 0 to 1: (x * 255).round().byte()." * self.x.is_floating_point()
+            scaled += " The colors come second: x.permute(0, 3, 1, 2)." * (self.x.shape[3:] == (3,))
             found = f"{self.x.dtype} {tuple(self.x.shape)}"
             raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {found}.{scaled}")
         if not isinstance(self.y, torch.Tensor) or self.y.is_floating_point():

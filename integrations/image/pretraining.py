@@ -16,12 +16,14 @@ from torch import Tensor, nn
 import counterpoint as cp
 
 from .. import store
+from ..store.progress import print_line
 from ..store.run import Run
 from .augment import Recipe
 from .image_set import ImageSet
 from .model import Method, SimCLR
 from .settings import check_fits
 
+FEW = 50  # steps of a training in which little can be learned
 SAVE_EVERY = 10.0  # seconds between checkpoints
 Watch = Callable[[nn.Module], dict[str, float]]
 
@@ -120,6 +122,8 @@ def pretrain(module: Pretraining, data: ImageSet, run: Run | None = None, watch:
         if schedule is not None:
             schedule.load_state_dict(state["schedule"])
         store.set_rng_state(state["rng"])
+    if run is not None and (every := steps * settings.epochs) < FEW:
+        print_line(f"{run.title}: {every} steps in all, of {settings.batch} images each, of {len(data)}")
     left = range(start, settings.epochs)
     saved = time.monotonic()
     for epoch in store.track(left, "epochs") if run is None else run.track(left, settings.epochs):

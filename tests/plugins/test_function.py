@@ -97,7 +97,8 @@ def test_a_function_of_an_imported_module(launch):
     )
     ours = launch(*PLAIN, "--objective", "infonce:t=0.5")
     assert ours.losses == pytest.approx(own.losses, rel=1e-5)
-    assert "losses.py:nt_xent: taken for a mean over anchors, and not compared: --own says" in ours.err
+    assert "losses.py:nt_xent: taken for a mean over anchors, of all views (--as pairing=one_way: of " in ours.err
+    assert "the first), and not compared: --own says" in ours.err
     other, proved = (launch(*PLAIN, "--objective", "hcl:t=0.5", *how) for how in ((), ("--own", "infonce:t=0.5")))
     assert other.losses[0] == own.losses[0]  # the script logs its own loss
     assert other.losses[2] != pytest.approx(own.losses[2], rel=1e-4)

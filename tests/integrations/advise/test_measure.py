@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from counterpoint.integrations.advise.advice import advise, treatments
+from counterpoint.integrations.advise.advice import advise, race_command, treatments
 from counterpoint.integrations.advise.data import from_arrays
 from counterpoint.integrations.advise.measure import false_negatives, measure
 from counterpoint.integrations.advise.settings import Settings
@@ -151,6 +151,11 @@ def test_treatments_can_be_read_and_evidence_is_of_ones_own_data():
     proposed = treatments(faulty)
     assert proposed[1] == 'host; duplicates=batch["input_ids"]'
     assert treatments({**faulty, "modality": "images"})[1] == "host; duplicates"
+    pictures = treatments({**measured, "modality": "images"})  # on which guides, margins and HCL gained nothing
+    assert pictures == ['host; ids=batch["id"]']
+    assert "race auto --metric" in race_command(pictures)
+    low, high = (measured["wrong_positives"][key] for key in ("low", "high"))
+    assert (low, high) == (0.0, pytest.approx(1 - 0.025 ** (1 / 400), abs=1e-4))
     assert proposed[-1].startswith("drrl")
     assert all(row(text) == text for text in proposed)
     assert not any("[atlas: images" in line for one in advise(measured) for line in one["evidence"])

@@ -57,6 +57,7 @@ def test_numbers_are_read(written, text, expected):
         ("json:results.json:list.2", "no '2' in a list of 2"),
         ("json:results.json:test", "'test' holds acc, a.b: add one of them"),
         ("json:results.json:list", "float.* not 'list'"),
+        ("output:acc = (.+)", r"could not convert .*'0.5 end': let the group match the number alone, "),
         ("json:nowhere.json:acc", "no nowhere.json in"),
         ("json:*.json*:acc", "may mean"),
         ("csv:log.csv:ac", "no column 'ac'. Did you mean 'acc'?"),

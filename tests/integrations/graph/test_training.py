@@ -241,6 +241,15 @@ def test_embedding_leaves_the_modes_as_they_were_and_needs_no_batches(data):
     assert [norm.training for norm in encoder.norms] == [True, False, True]
 
 
+def test_an_encoder_that_does_not_pool_is_told_so(data):
+    class Nodes(torch.nn.Linear):
+        def forward(self, x, edge_index, batch):
+            return super().forward(x)
+
+    with pytest.raises(ValueError, match=f"a row for each of {len(data)} graphs, got {len(data.x)}: pool its nodes"):
+        graph.embed(Nodes(data.x.shape[1], 4), data)
+
+
 def test_a_last_graph_alone_is_left_out_of_an_epoch():
     generator = torch.Generator().manual_seed(0)
     seen = [index.tolist() for index in training.batches(9, 4, generator)]

@@ -67,8 +67,10 @@ def test_images_of_ones_own(digits, encoder):
     pairs = [(one.x, one.y) for one in digits]
     assert evaluate(encoder, *pairs, ["knn"]) == evaluate(encoder, *digits, ["knn"])
     assert evaluate(encoder, *pairs, "knn") == evaluate(encoder, *digits, ["knn"])
-    with pytest.raises(TypeError, match="images: expected a tensor of images, got ndarray"):
+    with pytest.raises(TypeError, match=r"images: expected a tensor of images, got ndarray: torch\.from_numpy\(x\)"):
         evaluate(encoder, (digits[0].x.numpy(), digits[0].y), pairs[1], ["knn"])
+    with pytest.raises(ValueError, match=r"The colors come second: x\.permute\(0, 3, 1, 2\)"):
+        evaluate(encoder, (digits[0].x.permute(0, 2, 3, 1), digits[0].y), pairs[1], ["knn"])
     whole = [(x, y.int()) for x, y in pairs]
     assert evaluate(encoder, *whole, ["knn", "linear"]) == evaluate(encoder, *digits, ["knn", "linear"])
     with pytest.raises(TypeError, match="expected an ImageSet, or a pair of images and classes, got TensorDataset"):
