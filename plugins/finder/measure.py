@@ -36,7 +36,7 @@ def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | No
 def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, finding: Finding) -> None:
     """Measure the bias that ``logits`` add to a product times ``raw``; None if it is not the same everywhere."""
     s, x = product.values(), logits.detach().double()
-    finding |= {"bias": None, "bias_learned": [], "bias_variable": None}
+    finding |= {"bias": None, "bias_learned": [], "bias_variable": None, "shifted": False}
     rests = [x - raw * matrix for matrix in ((s, s.mT) if s.dim() > 1 else ()) if matrix.shape == x.shape]
     if not rests:
         finding["doubts"].append("entries were selected from the product")
