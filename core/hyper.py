@@ -393,8 +393,13 @@ def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> N
     vars(objective)["_checked_scale"] = True
     factor = float(scale.detach() if isinstance(scale, Tensor) else scale)
     small = factor == 1 and any(start < 1 for _, start in first_temperatures(objective))
-    if small or (factor <= 1 and any(getattr(part, "on_cosines", False) for part in objective.modules())):
-        largest = max(float(x.detach().max()) for x in (scores.pos, scores.neg.max()))
+    on_cosines = any(getattr(part, "on_cosines", False) for part in objective.modules())
+    pos, hardest = scores.pos.detach(), scores.neg.max().detach()
+    if on_cosines and bool((pos.maximum(hardest) == 0).all()) and bool((pos < 0).any()):
+        wrong = "the largest logit of each row is 0, as if it had been taken from the row, and cosines are expected"
+        warnings.warn(f"{objective}: {wrong}; pass the logits before that.", stacklevel=3)
+    if small or (factor <= 1 and on_cosines):
+        largest = float(pos.maximum(hardest).max())
         if largest > LARGEST:
             wrong = f"expected cosines, but similarities reach {largest:.3g} at scale={factor:g}"
             hint = "pass scale=, by which they were multiplied: one over the temperature, 20 for 0.05"

@@ -7,6 +7,7 @@ multiplies ``p / t`` of a positive.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, TypedDict, get_args
 
@@ -113,6 +114,12 @@ def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Te
         raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
     if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
         raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
+    if (
+        checks.wanted(log_q)
+        and bool(((log_q >= 0) & (log_q <= 1)).all())
+        and bool(((log_q > 0) & (log_q < 0.69)).any())
+    ):
+        warnings.warn(f"{what}: expected log-probabilities, got numbers from 0 to 1: of p, pass p.log().", stacklevel=2)
     return log_q.detach().to(dtype).reshape(-1)
 
 

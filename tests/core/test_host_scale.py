@@ -124,3 +124,15 @@ def test_logits_without_their_scale_are_warned_of_once(spec, recwarn):
     recwarn.clear()
     loss_fn.from_logits(20 * s)
     assert not recwarn.list
+
+
+@pytest.mark.parametrize("spec", ["hcl:t=host", "adnce:t=host,mu=0.4", "0.5*infonce:t=host + 0.5*dcl:t=host"])
+def test_logits_less_the_largest_of_their_row_are_warned_of(spec, recwarn):
+    s = 20 * torch.nn.functional.normalize(torch.randn(6, 4), dim=1) @ torch.eye(4, 6)
+    shifted = s - s.max(1, keepdim=True).values
+    cp.objective(spec).from_logits(s, scale=20.0)
+    cp.objective(spec).from_logits(torch.zeros(6, 6), scale=20.0)  # of an encoder that has collapsed
+    cp.objective("infonce:t=host").from_logits(shifted, scale=20.0)  # which does not depend on it
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match="the largest logit of each row is 0, as if it had been taken from the row"):
+        cp.objective(spec).from_logits(shifted, scale=20.0)

@@ -105,3 +105,14 @@ def test_padded_hard_negatives_do_not_count(spec, engine):
     torch.testing.assert_close(loss, expected)
     (gradient,) = torch.autograd.grad(loss, keys.embeddings)
     assert not gradient[padding].any()
+
+
+def test_probabilities_in_the_place_of_their_logarithms_are_warned_of(recwarn):
+    z, p = torch.randn(2, 8, 4), torch.full((8,), 0.02)
+    for log_q in (p.log(), torch.zeros(8), torch.tensor([1.0, 2.0] * 4).log()):  # also of counts
+        cp.InfoNCE(0.1)(*z, log_q=log_q)
+    assert not recwarn.list
+    with pytest.warns(
+        UserWarning, match=r"log_q: expected log-probabilities, got numbers from 0 to 1: of p, pass p.log"
+    ):
+        cp.InfoNCE(0.1)(*z, log_q=p)
