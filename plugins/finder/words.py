@@ -97,10 +97,8 @@ def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
     if first.get("product") and not first["learned"]:
         scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
         return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
-    first = Finding(**first)
-    first["normalized"] &= bool(first.get("product")) or not first.get(
-        "shifted"
-    )  # or the objective that is proposed would be refused
+    first = Finding(**first)  # of shifted logits, no objective of cosines is proposed, which would be refused
+    first["normalized"] &= bool(first.get("product")) or not first.get("shifted")
     if any(_changes(loss) and not loss["learned"] for loss in group):
         return ["--scale", CHANGING, *objective_of(objective, first, "host")]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:
