@@ -93,6 +93,8 @@ class Calls:
         options = {"scale": scale, **how.pop("options", {})}
         if biased:
             options["bias"] = self.scales.bias(frame, where)
+        elif (offset := self.scales.offset(where)) is not None:
+            options["bias"] = named(offset, frame) if isinstance(offset, str) else offset
         own = self.seam.options.get("own") or own
         if isinstance(scale, float) and self.seam.spec != OWN_LOSS:  # of that, the scale is not measured
             self.seam.owns[id(site)] = own.replace("t=host", f"t={1 / scale:.6g}")

@@ -112,6 +112,16 @@ class Scales:
             raise SeamError(f"--bias {option} is wrong: logits at {where} are shifted by {measured:.6g}")
         return value
 
+    def offset(self, where: str) -> float | str | None:
+        """Return the one number that was added to all logits at ``where``, or its name if it is learned."""
+        findings = [x for x in self.measured.get(where, []) if x is not None]
+        offsets = [float(x["offset"] or 0.0) for x in findings]
+        if not any(offsets) or findings[-1]["bias_learned"]:
+            return findings[-1]["bias_variable"] if any(offsets) else None
+        if max(offsets) - min(offsets) > ROUNDED * abs(offsets[0]):
+            raise SeamError(f"what is added to all logits at {where} changes from {min(offsets):g} to {max(offsets):g}")
+        return offsets[-1]
+
     def _inferred(self, findings: Sequence[Finding | None], frame: FrameType, where: str) -> float | Tensor | None:
         """Return the measured scale: a number, or the tensor that holds it."""
         if self.seam.spec == OWN_LOSS:

@@ -36,7 +36,7 @@ def scale_of(watch: Watch, logits: Tensor, biased: bool = False) -> Finding | No
 def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, finding: Finding) -> None:
     """Measure the bias that ``logits`` add to a product times ``raw``; None if it is not the same everywhere."""
     s, x = product.values(), logits.detach().double()
-    finding |= {"bias": None, "bias_learned": [], "bias_variable": None, "shifted": False}
+    finding |= {"bias": None, "bias_learned": [], "bias_variable": None, "shifted": False, "offset": None}
     rests = [x - raw * matrix for matrix in ((s, s.mT) if s.dim() > 1 else ()) if matrix.shape == x.shape]
     if not rests:
         finding["doubts"].append("entries were selected from the product")
@@ -47,6 +47,11 @@ def measure_bias(sink: Sink, product: Product, raw: float, logits: Tensor, findi
         finding["doubts"].append("what is added to the similarities is not one number")
         return
     finding["bias"] = 0.0 if abs(bias) < sink.tolerance * float(x.abs().max()) else bias
+    _name_bias(sink, bias, logits, finding)
+
+
+def _name_bias(sink: Sink, bias: float, logits: Tensor, finding: Finding) -> None:
+    """Note whether what is added to logits is learned, and its name."""
     shifts = {id(v): v for v in sink.walk.scalars if _shifts(logits, v)}
     finding["bias_learned"] = [sink.names.get(key) or "a learned number" for key in shifts]
     candidates = dict(sink.scale_names) | {sink.names[k]: v.detach() for k, v in shifts.items() if sink.names.get(k)}
@@ -65,17 +70,24 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
 
     Logits that are made of several similarities each are ``scores``, which have no scale but one.
     """
-    raw, total, kinds = list[float](), list[float](), set[str]()
+    raw, total, shifts, kinds = list[float](), list[float](), list[float](), set[str]()
     norms: list[float | None] = []
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
     learned = {id(x): x for x in (*factors, *inner)}
-    finding |= {"scores": False, "shifted": False, "learned": [], "scale_variable": None, "_tolerance": sink.tolerance}
+    finding |= {
+        "scores": False,
+        "shifted": False,
+        "offset": None,
+        "learned": [],
+        "scale_variable": None,
+        "_tolerance": sink.tolerance,
+    }
     for product in products:
-        factor, shifted = _factor_of(sink.x, product)
+        factor, shift = _factor_of(sink.x, product)
         if factor is None:
             continue
-        finding["shifted"] |= shifted
+        shifts.append(shift)
         factor = _exact(factor, sink, product)
         finding["scores"] |= factor <= 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
@@ -87,6 +99,11 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
             total[-1] *= side or _factor(x)
     if not total:
         return None
+    finding["shifted"] = any(shifts)  # NaN, too
+    if finding["shifted"] and max(shifts) - min(shifts) <= 1e-3 * abs(shifts[0]):  # by one number
+        _name_bias(sink, shifts[0], sink.x, finding)
+        finding["shifted"] = bool(finding["bias_learned"]) and finding["bias_variable"] is None
+        finding["offset"] = None if finding["shifted"] else shifts[0]
     if finding["scores"]:
         finding |= {"normalized": False, "one_sided": False, "scale": 1.0}
         return 1.0
@@ -107,8 +124,8 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
-def _factor_of(x: Tensor, product: Product) -> tuple[float | None, bool]:
-    """The factor of similarities in logits, and whether a number of each row is taken from these logits.
+def _factor_of(x: Tensor, product: Product) -> tuple[float | None, float]:
+    """The factor of similarities in logits, and what is added to all logits, NaN if that differs by row.
 
     The factor is None if they do not depend on the similarities, zero if it is not one number. All logits together tell
     whether it is the same everywhere, and some logits by themselves what it is: a product may be taken twice, and
@@ -116,7 +133,7 @@ def _factor_of(x: Tensor, product: Product) -> tuple[float | None, bool]:
     """
     (g,) = torch.autograd.grad(x.sum(), product.edge, retain_graph=True, allow_unused=True)
     if g is None:
-        return None, False
+        return None, 0.0
     g, tolerance = g.double() * product.factor, 10 * tolerance_of(x)
     entries, values, exact = g[g != 0], product.values(), x.detach().double()
     probed, rests, shifted = list[float](), dict[int, list[float]](), False
@@ -127,16 +144,18 @@ def _factor_of(x: Tensor, product: Product) -> tuple[float | None, bool]:
         part = (part.double() * product.factor)[part != 0]
         up, down = part[part > 0], part[part < 0]
         if len(up) > 1 or (not len(up) and len(down) > 1):
-            return 0.0, False
+            return 0.0, 0.0
         shifted |= bool(len(up) and len(down))
         if len(part) and bool(part.isfinite().all()):
             probed.append(float(up[0]) if len(up) else float(down[0]))
             rests.setdefault(row, []).append(rest)
     if not probed:
-        return float(entries.median()) if len(entries) else None, False
+        return float(entries.median()) if len(entries) else None, 0.0
     near = tolerance * max(1.0, float(exact[exact > MASKED].abs().max()))
     same_in_rows = all(max(each) - min(each) <= near for each in rests.values())
-    shifted |= same_in_rows and max(abs(each[0]) for each in rests.values()) > near
+    added = [each[0] for each in rests.values()]
+    shift = math.nan if shifted or max(added) - min(added) > near else added[0]
+    shift = shift if shifted or (same_in_rows and max(map(abs, added)) > near) else 0.0
     factor = max(probed, key=abs)
     counts = entries / factor  # how often each entry is taken
     moves = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
@@ -144,7 +163,7 @@ def _factor_of(x: Tensor, product: Product) -> tuple[float | None, bool]:
         factor, probed = -factor, [abs(each) for each in probed]
     same = max(abs(each - factor) for each in probed) <= tolerance * abs(factor)
     often = (counts - counts.round()).abs() <= tolerance * counts.abs().clamp(min=1.0)
-    return (factor if same and (moves or bool(often.all())) else 0.0), shifted
+    return (factor if same and (moves or bool(often.all())) else 0.0), shift
 
 
 def _exact(factor: float, sink: Sink, product: Product) -> float:

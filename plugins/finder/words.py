@@ -227,7 +227,8 @@ def _similarities(loss: Finding) -> str:
         return f"negative {loss['distance']} of embeddings"
     if loss.get("one_sided"):
         return "inner products of normalized and of other embeddings"
-    less = ", less a number of each row" * bool(loss.get("shifted"))
+    less = f", plus {loss['offset']:.6g}" if loss.get("offset") else ", less a number of each row"
+    less *= bool(loss.get("offset") or loss.get("shifted"))
     return ("cosines" if loss.get("normalized") else "inner products of embeddings that are not normalized") + less
 
 
