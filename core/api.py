@@ -5,10 +5,7 @@ from .batch.options import Keys
 from .batch.rules import margin, threshold
 from .batch.scores import Scores
 from .checks import set_checks
-from .diagnose.plots import plot_weights
-from .diagnose.reports import log_reports
-from .diagnose.spread import distances
-from .diagnose.weights import weight_curve
+from .diagnose import distances, log_reports, plot_weights, weight_curve
 from .engine.distributed import gather
 from .engine.matrix import MatrixNegatives, Negatives
 from .engine.tiles import TileNegatives

@@ -29,7 +29,7 @@ if importlib.util.find_spec("counterpoint") is None:  # on Colab
 import torch
 
 import counterpoint as cp
-from counterpoint.diagnose.plots import figure, plot_weights
+from counterpoint.diagnose import figure, plot_weights
 
 torch.manual_seed(0)
 

@@ -34,7 +34,7 @@ SIZE, BACKBONE, CHANNELS, EPOCHS, BATCH = 16, "conv4", 8, 6, 128
 import torch
 import torch.nn.functional as F
 
-from counterpoint.diagnose.plots import figure
+from counterpoint.diagnose import figure
 from counterpoint.integrations import image
 
 data = image.load(FOLDER or "digits", "train", SIZE)

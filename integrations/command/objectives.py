@@ -49,7 +49,7 @@ def command(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         if not asked:
             raise ValueError("--plot needs something to draw: counterpoint objectives infonce adnce --plot w.png")
-        from counterpoint.diagnose.plots import plot_weights
+        from counterpoint.diagnose import plot_weights
 
         from ..report.plots import save
 

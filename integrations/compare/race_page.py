@@ -11,7 +11,7 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from counterpoint.diagnose.plots import figure, tidy
+from counterpoint.diagnose import figure, tidy
 
 from .. import report
 from ..report.output import svg

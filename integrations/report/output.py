@@ -19,7 +19,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined  # torch itself requires it
 from markupsafe import Markup, escape
 
-from counterpoint.diagnose.plots import figure
+from counterpoint.diagnose import figure
 
 from ..store.files import atomic, finite
 from ..store.run import Run

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from counterpoint.diagnose.plots import COLOURS, DASHES, tidy
+from counterpoint.diagnose import COLOURS, DASHES, tidy
 
 from ..store.files import atomic
 from ..store.run import Run

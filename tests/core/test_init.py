@@ -31,7 +31,7 @@ ORDERS = [
     "import counterpoint.views",
     "import counterpoint.objectives.nacl",
     "import counterpoint.engine.tiles",
-    "import counterpoint.diagnose.plots",
+    "import counterpoint.diagnose",
     "import counterpoint.hyper, counterpoint.spec",
     "import counterpoint.plugins.logits",
 ]

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from reports import BASE, OTHER, make, noisy
 
-from counterpoint.diagnose.plots import figure
+from counterpoint.diagnose import figure
 from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main

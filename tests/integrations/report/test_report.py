@@ -17,7 +17,7 @@ from matplotlib.text import Text
 from reports import BASE, OTHER, THIRD, make, noisy
 
 import counterpoint as cp
-from counterpoint.diagnose.plots import figure
+from counterpoint.diagnose import figure
 from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main

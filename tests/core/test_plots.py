@@ -11,8 +11,7 @@ import torch
 from processes import fresh
 
 import counterpoint as cp
-from counterpoint.diagnose import weight_curve
-from counterpoint.diagnose.plots import plot_weights
+from counterpoint.diagnose import plot_weights, weight_curve
 from counterpoint.install import install
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -76,7 +75,7 @@ def test_without_matplotlib_the_way_to_get_it_is_said(monkeypatch):
 
 def test_importing_loads_no_matplotlib_and_plotting_no_pyplot():
     code = (
-        "import sys, counterpoint.diagnose.plots as plots\n"
+        "import sys, counterpoint.diagnose as plots\n"
         "assert 'matplotlib' not in sys.modules\n"
         "plots.plot_weights('infonce')\n"
         "assert 'matplotlib.pyplot' not in sys.modules\n"
