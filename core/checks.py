@@ -29,7 +29,6 @@ def set_checks(mode: str) -> None:
     ``auto``: on the CPU. On an accelerator, reading a value would synchronize in every step, so there a NaN shows as
     a NaN loss. ``always``: everywhere, to find the batch that contains it. ``never``.
 
-    >>> import counterpoint as cp
     >>> cp.set_checks("always")
     >>> cp.set_checks("auto")
     """

@@ -59,7 +59,6 @@ def weight_curve(
     Returns:
         The similarities and the weights, ``(K,)`` each, in float64.
 
-    >>> import torch, counterpoint as cp
     >>> _, weights = cp.weight_curve("infonce:t=0.5", torch.tensor([0.0, 0.5, 1.0]))
     >>> weights
     tensor([0.2701, 0.7342, 1.9957], dtype=torch.float64)
@@ -94,7 +93,6 @@ def plot_weights(
         path: where to save the picture, a PNG unless the name ends otherwise.
         similarities, positive, negatives: as in :func:`counterpoint.weight_curve`.
 
-    >>> import counterpoint as cp
     >>> figure = cp.plot_weights(["infonce:t=0.2", "adnce"])
     >>> figure.axes[0].get_title()
     'Which negatives an objective trains on'
@@ -169,7 +167,6 @@ def log_reports(model: nn.Module, log: Callable[[dict[str, float]], object], eve
         log: gets ``{"report/loss": ...}``: ``wandb.log``, ``trackio.log``, ``trainer.log`` of transformers.
         every: batches from one report to the next; a report computes the whole matrix of similarities.
 
-    >>> import torch, counterpoint as cp
     >>> loss_fn, logged = cp.InfoNCE(0.5), {}
     >>> with cp.log_reports(loss_fn, logged.update):
     ...     loss = loss_fn(torch.eye(4, requires_grad=True), torch.eye(4))
@@ -200,7 +197,6 @@ def distances(*views: Tensor) -> Tensor:
     Args:
         views: ``(B, d)`` each.
 
-    >>> import torch, counterpoint as cp
     >>> cp.distances(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]))
     tensor([1.0000, 0.5000, 0.5000])
     """
@@ -223,7 +219,7 @@ def alignment(first: Tensor, second: Tensor) -> float:
 
     From 0 (all pairs coincide) to 4. Paper: Wang and Isola 2020, https://arxiv.org/abs/2005.10242.
 
-    >>> alignment(torch.eye(3), torch.eye(3)), alignment(torch.eye(2), -torch.eye(2))
+    >>> cp.diagnose.alignment(torch.eye(3), torch.eye(3)), cp.diagnose.alignment(torch.eye(2), -torch.eye(2))
     (0.0, 4.0)
     """
     x, y = (_normalized(z, "alignment", "(pairs, width)") for z in (first, second))
@@ -238,7 +234,7 @@ def uniformity(z: Tensor, t: float = 2.0) -> float:
     From ``-4 t`` for two opposite points up to 0 (all rows coincide); lower is more uniform. Paper: Wang and Isola
     2020, https://arxiv.org/abs/2005.10242.
 
-    >>> round(uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 4)
+    >>> round(cp.diagnose.uniformity(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), 4)
     -8.0
     """
     d = distances(z)

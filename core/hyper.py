@@ -86,7 +86,6 @@ class Real(Hyper[T, V]):
     ``low`` and ``high`` belong to the interval, ``above`` and ``below`` do not. It also accepts a :class:`Schedule` or
     a :class:`Learned` value unless it is ``fixed``, as ``whole`` numbers are.
 
-    >>> import counterpoint as cp
     >>> class Scaled(cp.Objective):
     ...     scale: cp.Real = cp.Real("s", above=0, default=1.0)
     >>> Scaled(s=0.5).scale
@@ -137,7 +136,6 @@ class Real(Hyper[T, V]):
 class Choice(Hyper[W, str]):
     """One of a few words; type checkers know them from an annotation such as ``Choice[Literal["mean", "sum"]]``.
 
-    >>> import counterpoint as cp
     >>> class Averaged(cp.Objective):
     ...     average: cp.Choice = cp.Choice("mean", "sum", default="mean")
     >>> Averaged("sum").average
@@ -161,7 +159,6 @@ class Choice(Hyper[W, str]):
 class Flag(Hyper[bool, bool]):
     """True or False.
 
-    >>> import counterpoint as cp
     >>> class Centered(cp.Objective):
     ...     center: cp.Flag = cp.Flag(default=True)
     >>> Centered(center=False).center

@@ -48,7 +48,6 @@ class Objective(Parametrized):
     Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes in
     training, pass a :class:`Schedule` or :class:`Learned`. Objectives compare by value but hash by identity.
 
-    >>> import counterpoint as cp
     >>> isinstance(cp.InfoNCE(), cp.Objective), cp.InfoNCE().replace(t=0.1)
     (True, infonce:t=0.1,denominator=with_positive)
     """
@@ -298,7 +297,6 @@ class Objective(Parametrized):
 class Wrapper(Objective):
     """An objective that changes another one, ``name(inner)`` in specs.
 
-    >>> import counterpoint as cp
     >>> isinstance(cp.ArCL("dp"), cp.Wrapper), cp.ArCL("dp").objective
     (True, dp:low=0.1,high=0.5)
     """
@@ -408,7 +406,6 @@ def objective(text: str, like: Objective | str | None = None) -> Objective:
 
     ``str(objective(text))`` is a spec of the same objective that always shows the parameters that matter most.
 
-    >>> import counterpoint as cp
     >>> cp.objective("arcl(adnce:mu=0.9,t=0.2) + 0.1*dp")
     arcl(adnce:t=0.2,denominator=with_positive,mu=0.9,sigma=1,quantile=0.9) + 0.1*dp:low=0.1,high=0.5
     """
@@ -424,7 +421,6 @@ def objective(text: str, like: Objective | str | None = None) -> Objective:
 def from_dict(data: dict[str, Any]) -> Objective:
     """Build an objective from the value of :meth:`Objective.to_dict`.
 
-    >>> import counterpoint as cp
     >>> cp.from_dict(cp.DCL(0.2).to_dict()) == cp.DCL(0.2)
     True
     """

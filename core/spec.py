@@ -26,7 +26,6 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 class SpecError(ValueError):
     """An invalid spec; the message has a caret under the error.
 
-    >>> import counterpoint as cp
     >>> cp.objective("infonce:t=")
     Traceback (most recent call last):
     counterpoint.spec.SpecError: expected a number, found the end

@@ -57,7 +57,6 @@ class Treatment(Wrapper):
             ``log_q`` is of the keys. A guide may also be the encoder itself, as it was in the first step (``self``) or
             as a moving average (``ema``), where the encoder is known: :mod:`counterpoint.plugins.encoders`.
 
-    >>> import torch, counterpoint as cp
     >>> told = cp.treatment("infonce:t=0.5; duplicates")
     >>> z1, z2 = torch.randn(2, 4, 8, generator=torch.Generator().manual_seed(0))
     >>> z2[3] = z2[0]
@@ -357,7 +356,6 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
         like: the loss of the script. Its temperature and denominator are those of ``text`` where that names none, and
             ``host`` is this loss.
 
-    >>> import counterpoint as cp
     >>> cp.treatment("hcl:t=0.05; ids=batch['doc']; margin=-0.1")
     hcl:t=0.05,denominator=with_positive,prior=0.1,beta=1; ids=batch['doc']; margin=-0.1
     """

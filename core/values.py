@@ -41,7 +41,6 @@ class FromHost(Moving):
     A temperature is one over ``scale=`` of :meth:`counterpoint.Objective.from_logits`, a bias is its ``bias=``; trained
     ones keep their gradient. Specs write ``t=host`` and ``b=host``.
 
-    >>> import torch, counterpoint as cp
     >>> log_scale = torch.tensor(3.0, requires_grad=True)
     >>> cosines = torch.eye(4) - 0.1
     >>> cp.ADNCE("host").from_logits(log_scale.exp() * cosines, scale=log_scale.exp()).backward()
@@ -118,7 +117,6 @@ class Schedule(Moving):
     It moves linearly or, with ``shape="cosine"``, as half a cosine. The step is a buffer: ``state_dict`` saves it, and
     it advances by one whenever you call the objective in training mode with gradients enabled.
 
-    >>> import counterpoint as cp
     >>> cp.InfoNCE(cp.Schedule(0.5, 0.1, 1000))
     infonce:t=schedule(0.5,0.1,1000),denominator=with_positive
     """
@@ -185,7 +183,6 @@ class Learned(Moving):
     otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
     back into the interval.
 
-    >>> import counterpoint as cp
     >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))
     >>> [name for name, _ in loss_fn.named_parameters()]
     ['_temperature.log_value']

@@ -405,7 +405,8 @@ def api_pages() -> Iterator[tuple[str, str]]:
     names = [*first, *(name for name in names if name not in first)]
     yield (
         "counterpoint",
-        "# counterpoint\n\nThe public names. Each is imported on first use: `import counterpoint as cp`.\n\n"
+        "# counterpoint\n\nThe public names. Each is imported on first use. Examples need "
+        "`import torch, counterpoint as cp`.\n\n"
         + "\n".join(block(identifier(name)) for name in names)
         + "\n"
         + block("counterpoint.views", members="[attack, mix, perturbed]"),

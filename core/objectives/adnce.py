@@ -69,7 +69,6 @@ class ADNCE(InfoNCE, name="adnce"):
 
     Paper: Wu et al. 2023, Eq. (11), (12), Table 11, https://arxiv.org/abs/2310.11048.
 
-    >>> import torch, counterpoint as cp
     >>> cp.ADNCE(0.5, mu=0.7)(torch.eye(4), torch.eye(4))
     tensor(0.5944)
     """
@@ -184,7 +183,6 @@ class AlphaCL(Objective, name="alphacl"):
 
     Paper: Tian 2022, https://arxiv.org/abs/2201.12680, as in the code of Wu et al. 2023 (``a_cl`` and ``a_cl2``).
 
-    >>> import torch, counterpoint as cp
     >>> cp.AlphaCL(0.5, power=2)(torch.eye(4), torch.eye(4))
     tensor(-1.)
     """

@@ -33,7 +33,6 @@ class MeanVariance(Objective, name="mv"):
 
     Paper: Wu et al. 2023, Eq. (7), (8), https://arxiv.org/abs/2310.11048.
 
-    >>> import torch, counterpoint as cp
     >>> cp.MeanVariance(0.5)(torch.eye(4), torch.eye(4))
     tensor(-1.)
     """
@@ -67,7 +66,6 @@ class CLDRO(Objective, name="dro"):
 
     Paper: Wu et al. 2023, Eq. (3), (4), (17), (18), https://arxiv.org/abs/2310.11048.
 
-    >>> import torch, counterpoint as cp
     >>> cp.CLDRO(radius=0.2)(torch.eye(4), torch.eye(4))
     tensor(-1.)
     """
@@ -122,7 +120,6 @@ def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Te
 
     Solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}`` for ``x = log(1 / a)``.
 
-    >>> import torch, counterpoint as cp
     >>> cp.kl_alpha(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
     tensor([[0.5267]])
     """
@@ -209,7 +206,6 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
 def tau_from_radius(neg: Tensor | Negatives, radius: Value) -> Tensor:
     """Compute the temperature that corresponds to a radius, ``sqrt(Var(s) / (2 radius))``, ``(anchors, 1)`` (Eq. 6).
 
-    >>> import torch, counterpoint as cp
     >>> cp.tau_from_radius(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
     tensor([[0.5477]])
     """
@@ -221,7 +217,6 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
 
     Where a tensor of temperatures is zero, as :func:`kl_alpha` may be, the largest negatives share all weight.
 
-    >>> import torch, counterpoint as cp
     >>> cp.worst_case_weights(torch.tensor([[0.1, 0.4, 0.7]]), 0.5)
     tensor([[0.1628, 0.2967, 0.5405]])
     """
@@ -235,7 +230,6 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
     """Compute the worst-case likelihood ratio ``L* = max(0, A (s - l))`` of every negative, ``(anchors, N)``.
 
-    >>> import torch, counterpoint as cp
     >>> cp.chi2_ratio(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
     tensor([[0.2254, 1.0000, 1.7746]])
     """
@@ -258,7 +252,6 @@ def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "
         divergence: ``kl`` or ``chi2``.
         temperature: ``t`` of the KL estimate.
 
-    >>> import torch, counterpoint as cp
     >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))
     tensor(0.3702)
     """

@@ -93,7 +93,6 @@ class InfoNCE(Objective, name="infonce"):
     Yeh et al. 2022 (decoupled), https://arxiv.org/abs/2110.06848;
     Wu et al. 2023 (CL-DRO, Eq. 1 and 6), https://arxiv.org/abs/2310.11048.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> round(cp.InfoNCE(0.5)(z1, z2).item(), 4)
     2.5932
@@ -167,7 +166,6 @@ class DCL(InfoNCE, name="dcl"):
 
     Paper: Chuang et al. 2020, https://arxiv.org/abs/2007.00224.
 
-    >>> import torch, counterpoint as cp
     >>> cp.DCL(0.5, prior=0.1)(torch.eye(4), torch.eye(4))
     tensor(0.2115)
     """
@@ -207,7 +205,6 @@ class HCL(DCL, name="hcl"):
 
     Paper: Robinson et al. 2021, https://arxiv.org/abs/2010.04592.
 
-    >>> import torch, counterpoint as cp
     >>> cp.HCL(0.5, beta=2)(torch.eye(4), torch.eye(4))
     tensor(0.2115)
     """
@@ -241,7 +238,6 @@ class RINCE(InfoNCE, name="rince"):
 
     Paper: Chuang et al. 2022, Eq. (4), https://arxiv.org/abs/2201.04309.
 
-    >>> import torch, counterpoint as cp
     >>> cp.RINCE(0.5)(torch.eye(4), torch.eye(4))
     tensor(-4.0355)
     """
@@ -272,7 +268,6 @@ class Arctanh(Objective, name="arctanh"):
 
     Paper: Kim and Kim 2025, https://arxiv.org/abs/2501.17683.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> round(cp.Arctanh()(z1, z2).item(), 4)
     2.5845

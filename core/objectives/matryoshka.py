@@ -24,7 +24,6 @@ class Matryoshka(Wrapper, name="matryoshka"):
 
     Paper: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> whole, half = cp.InfoNCE(0.5)(z1, z2), cp.InfoNCE(0.5)(z1[:, :8], z2[:, :8])
     >>> torch.allclose(cp.objective("matryoshka(infonce:t=0.5):dims=[16,8]")(z1, z2), whole + half)

@@ -80,7 +80,6 @@ class NCA(_Estimated, name="nca"):
 
     Paper: Ko et al. 2022, Eq. (7), https://arxiv.org/abs/2112.04468.
 
-    >>> import torch, counterpoint as cp
     >>> cp.NCA(0.5)(torch.eye(4), torch.eye(4), torch.eye(4))
     tensor(0.4509)
     """
@@ -110,7 +109,6 @@ class MixNCA(_Estimated, name="mixnca"):
 
     Paper: Ko et al. 2022, Eq. (8), Table S1, https://arxiv.org/abs/2112.04468.
 
-    >>> import torch, counterpoint as cp
     >>> cp.MixNCA(0.5)(torch.eye(4), torch.eye(4), mixed=torch.eye(4))
     tensor(1.2677)
     """
@@ -136,7 +134,6 @@ class Robust(_Estimated, name="robust"):
 
     Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
 
-    >>> import torch, counterpoint as cp
     >>> cp.Robust(0.5)(torch.eye(4), torch.eye(4), adversarial=torch.eye(4))
     tensor(0.3193)
     """
@@ -170,7 +167,6 @@ class IntCL(_Estimated, name="intcl"):
 
     Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
 
-    >>> import torch, counterpoint as cp
     >>> cp.IntCL(0.5)(torch.eye(4), torch.eye(4), adversarial=torch.eye(4))
     tensor(0.8844)
     """
@@ -216,7 +212,6 @@ class IntNaCl(IntCL, name="intnacl"):
 
     Paper: Ko et al. 2022, Eq. (9), Table 1, https://arxiv.org/abs/2112.04468.
 
-    >>> import counterpoint as cp
     >>> cp.IntNaCl(base="mixnca", lam=0.9)
     intnacl:t=0.5,prior=0.01,beta=1,alpha=1,base=mixnca,lam=0.9
     """

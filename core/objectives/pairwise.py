@@ -29,7 +29,6 @@ class SigLIP(Objective, name="siglip"):
 
     Paper: Zhai et al. 2023, https://arxiv.org/abs/2303.15343.
 
-    >>> import torch, counterpoint as cp
     >>> cp.SigLIP(0.1, -10)(torch.eye(4), torch.eye(4))
     tensor(0.6933)
     """
@@ -58,7 +57,6 @@ class PSL(Objective, name="psl"):
 
     Paper: Yang et al. 2024, Eq. (8), https://arxiv.org/abs/2411.00163.
 
-    >>> import torch, counterpoint as cp
     >>> cp.PSL(0.5)(torch.eye(4), torch.eye(4))
     tensor(-1.2402)
     """
@@ -95,7 +93,6 @@ class DrRL(Objective, name="drrl"):
 
     Paper: Zhang et al. 2025, https://arxiv.org/abs/2506.15120.
 
-    >>> import torch, counterpoint as cp
     >>> cp.DrRL(margin=0.2)(torch.eye(4), torch.eye(4))
     tensor(0.3000)
     """

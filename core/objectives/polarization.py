@@ -24,7 +24,6 @@ class DistancePolarization(Objective, name="dp"):
 
     Paper: Chen et al. 2021, https://proceedings.mlr.press/v139/chen21n.html.
 
-    >>> import torch, counterpoint as cp
     >>> cp.DistancePolarization(0.2, 0.6)(torch.eye(4))
     tensor(0.0900)
     """
@@ -86,7 +85,6 @@ class SpreadOut(Objective, name="gor"):
 
     Paper: Zhang et al. 2017, https://arxiv.org/abs/1708.06320.
 
-    >>> import torch, counterpoint as cp
     >>> cp.SpreadOut()(torch.ones(4, 2))
     tensor(1.5000)
     """
@@ -115,7 +113,6 @@ class SpreadOut(Objective, name="gor"):
 def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> Any:
     """Count the ordered pairs of samples strictly inside the margin (``R0``): a metric without gradient.
 
-    >>> import torch, counterpoint as cp
     >>> cp.pairs_in_margin(torch.eye(4), high=0.6)
     tensor(12.)
     """

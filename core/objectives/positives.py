@@ -41,7 +41,6 @@ class SupCon(InfoNCE, name="supcon"):
 
     Paper: Khosla et al. 2020, Eq. (2) and (3), https://arxiv.org/abs/2004.11362.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> round(cp.SupCon(0.5)(z1, z2, labels=torch.arange(8) % 4).item(), 4)
     2.7539
@@ -98,7 +97,6 @@ class ArCL(Wrapper, name="arcl"):
 
     Paper: Zhao et al. 2023, Algorithms 1 and 2, https://arxiv.org/abs/2303.01092.
 
-    >>> import counterpoint as cp
     >>> cp.ArCL(cp.HCL(prior=0.1), views=4)
     arcl(hcl:t=0.5,denominator=with_positive,prior=0.1,beta=1):views=4
     """
@@ -145,7 +143,6 @@ class AAL(ArCL, name="aal"):
 
     It is ArCL's own ablation (appendix E.2), which separates the effect of several views from that of the minimum.
 
-    >>> import torch, counterpoint as cp
     >>> cp.AAL("infonce", views=3)(torch.eye(4), torch.eye(4), torch.eye(4))
     tensor(0.5944)
     """
@@ -164,7 +161,6 @@ def worst_alignment(views: Tensor) -> Tensor:
 
     They are normalized here.
 
-    >>> import torch, counterpoint as cp
     >>> cp.worst_alignment(torch.stack([torch.eye(4), -torch.eye(4)], 1))
     tensor(4.)
     """
@@ -192,7 +188,6 @@ class DebiasedPositives(Objective, name="debpos"):
     Paper: Troeshestova and Isachenko, mitigating distributional biases in contrastive learning (preprint), Eq. (12) to
     (14) and (16).
 
-    >>> import torch, counterpoint as cp
     >>> cp.DebiasedPositives(0.5)(torch.eye(4), torch.eye(4))
     tensor(0.3027)
     """
@@ -267,7 +262,6 @@ class SoftTargets(Objective, name="soft"):
     Sobal et al. 2024 (X-CLR), https://arxiv.org/abs/2407.18134;
     Srinivasa et al. 2023 (CWCL), https://arxiv.org/abs/2309.14580.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> cp.SoftTargets(0.5, tau=0.1)(z1, z2, guide=(torch.eye(8), torch.eye(8)))
     tensor(2.5933)

@@ -31,7 +31,6 @@ class SogCLR(Objective, name="sogclr"):
 
     Paper: Yuan et al. 2022, https://arxiv.org/abs/2202.12387.
 
-    >>> import torch, counterpoint as cp
     >>> loss_fn = cp.SogCLR(0.5, size=50_000).eval()
     >>> round(loss_fn(torch.eye(4), torch.eye(4), index=torch.tensor([7, 3, 49_999, 0])).item(), 4)
     -1.0
@@ -123,7 +122,6 @@ class ISogCLR(SogCLR, name="isogclr"):
 
     Paper: Qiu et al. 2023, https://arxiv.org/abs/2305.11965.
 
-    >>> import torch, counterpoint as cp
     >>> loss_fn, z = cp.ISogCLR(0.5, size=3), torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0]])
     >>> losses = [loss_fn(z, z, index=torch.arange(3)) for _ in range(20)]
     >>> [round(t, 2) for t in loss_fn.temperatures.tolist()]
