@@ -5,7 +5,7 @@ from .batch.options import Keys
 from .batch.rules import margin, threshold
 from .batch.scores import Scores
 from .checks import set_checks
-from .diagnose import distances, log_reports, plot_weights, weight_curve
+from .diagnose import distances, log_reports, pairs_in_margin, plot_weights, weight_curve
 from .engine.distributed import gather
 from .engine.matrix import MatrixNegatives, Negatives
 from .engine.tiles import TileNegatives
@@ -27,7 +27,7 @@ from .objectives.infonce import DCL, HCL, RINCE, Arctanh, InfoNCE
 from .objectives.matryoshka import Matryoshka
 from .objectives.nacl import NCA, IntCL, IntNaCl, MixNCA, Robust
 from .objectives.pairwise import PSL, DrRL, SigLIP
-from .objectives.polarization import DistancePolarization, SpreadOut, pairs_in_margin
+from .objectives.polarization import DistancePolarization, SpreadOut
 from .objectives.positives import AAL, ArCL, DebiasedPositives, SoftTargets, SupCon, worst_alignment
 from .objectives.sogclr import ISogCLR, SogCLR
 from .spec import SpecError

@@ -202,12 +202,25 @@ def distances(*views: Tensor) -> Tensor:
     """
     if not views:
         raise ValueError("distances: call with the views of a batch, distances(z1, z2).")
-    values = []
-    for view in views:
-        z = _normalized(view, "distances", "(batch, width)")
-        above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
-        values.append(((1 - z @ z.T) / 2).clamp(0, 1)[above])
-    return torch.cat(values)
+    return torch.cat([_distances(view, "distances") for view in views])
+
+
+def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> Tensor:
+    """Count the ordered pairs of samples whose distance is inside the margin (``R0`` of distance polarization).
+
+    >>> cp.pairs_in_margin(torch.eye(4), high=0.6)
+    tensor(12.)
+    """
+    if not low < high:
+        raise ValueError(f"pairs_in_margin: expected low < high, got low={low!r}, high={high!r}.")
+    d = _distances(embeddings, "pairs_in_margin")
+    return 2 * ((d > low) & (d < high)).to(d.dtype).sum()
+
+
+def _distances(view: Tensor, what: str) -> Tensor:
+    z = _normalized(view, what, "(batch, width)")
+    above = torch.ones(len(z), len(z), dtype=torch.bool, device=z.device).triu(1)
+    return ((1 - z @ z.T) / 2).clamp(0, 1)[above]
 
 
 def _normalized(z: Tensor, what: str, expected: str) -> Tensor:

@@ -126,7 +126,7 @@ class Real(Hyper[T, V]):
             return value
         if isinstance(value, (Schedule, Learned)) and not self.fixed:
             if not all(map(self.contains, value.bounds())):
-                raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value.spec()}.")
+                raise ValueError(f"{where}: {self.name} must be {self.expected()}, got {value}.")
             return value
         if not checks.is_number(value) or not self.contains(value) or (self.whole and value != int(value)):
             raise self.fail(value, where)
@@ -204,6 +204,8 @@ class Parametrized(nn.Module):
 
     __signature__: _ClassSignature = _ClassSignature()
     name: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
+    """By default from the docstring, where its second paragraph begins."""
     paper: ClassVar[str] = ""
     """By default from the docstring: ``Paper: ...``."""
     hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
@@ -219,9 +221,9 @@ class Parametrized(nn.Module):
                 hyper.default, hyper.kw_only = inherited[key].default, inherited[key].kw_only
         doc = inspect.cleandoc(vars(cls).get("__doc__") or "")
         cls.__doc__ = _with_args(doc, cls._call_order(), cls.hyper) or None
-        paper = re.search(r"^Paper: (.+?)\.?(\n\n|\Z)", cls.__doc__ or "", re.M | re.S)
-        if paper and "paper" not in vars(cls):
-            cls.paper = " ".join(paper[1].split())
+        for key, pattern in (("formula", r"\A.+?\n\n``(.+?)``"), ("paper", r"^Paper: (.+?)\.?(\n\n|\Z)")):
+            if (written := re.search(pattern, doc, re.M | re.S)) and key not in vars(cls):
+                setattr(cls, key, re.sub(r"\s*\n\s*", " ", written[1]))
         if name and not spec.NAME.fullmatch(name):
             raise ValueError(f"{cls.__name__}: {name!r} is not a valid name; use lower-case letters, digits and _.")
         if name in ("sum", *spec.CALLS):

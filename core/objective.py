@@ -52,7 +52,6 @@ class Objective(Parametrized):
     (True, infonce:t=0.1,denominator=with_positive)
     """
 
-    formula: ClassVar[str] = ""
     use: ClassVar[str] = ""
     """When to use it."""
     tune_first: ClassVar[str] = ""

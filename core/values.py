@@ -21,18 +21,7 @@ Value = float | Tensor
 
 
 class Moving(nn.Module):
-    """A number that is not constant; calling it returns its current value."""
-
-    def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest value."""
-        raise NotImplementedError
-
-    def spec(self) -> str:
-        """Return its text in specs."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
-        return self.spec()
+    """A number that is not constant: calling it returns its current value, and its ``repr`` is its text in specs."""
 
 
 class FromHost(Moving):
@@ -63,10 +52,7 @@ class FromHost(Moving):
             raise ValueError(self.missing[self.name])
         return value
 
-    def bounds(self) -> tuple[float, float]:
-        return (math.nextafter(0, 1) if self.name == "temperature" else -math.inf), math.inf
-
-    def spec(self) -> str:
+    def __repr__(self) -> str:
         return "host"
 
 
@@ -150,7 +136,7 @@ class Schedule(Moving):
     def bounds(self) -> tuple[float, float]:
         return min(self.start, self.end), max(self.start, self.end)
 
-    def spec(self) -> str:
+    def __repr__(self) -> str:
         shape = "" if self.shape == "linear" else f",{self.shape}"
         return f"schedule({number(self.start)},{number(self.end)},{self.steps}{shape})"
 
@@ -212,7 +198,7 @@ class Learned(Moving):
     def bounds(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def spec(self) -> str:
+    def __repr__(self) -> str:
         parameter = float(next(self.parameters()).detach())
         value = float(f"{math.exp(parameter) if self.low > 0 else parameter:.6g}")
         return f"learned({number(min(max(value, self.low), self.high))},{number(self.low)},{number(self.high)})"
@@ -278,8 +264,6 @@ def number(value: float) -> str:
 
 def text(value: Any) -> str:
     """Write a hyper-parameter's value as in a spec."""
-    if isinstance(value, Moving):
-        return value.spec()
     if isinstance(value, tuple):
         return f"[{','.join(map(text, value))}]"
     if isinstance(value, bool) or value is None:
@@ -289,7 +273,7 @@ def text(value: Any) -> str:
 
 def bounds(value: Any) -> tuple[float, float]:
     """Return the smallest and the largest value that a number, a Schedule or a Learned value takes."""
-    return value.bounds() if isinstance(value, Moving) else (float(value), float(value))
+    return value.bounds() if isinstance(value, (Schedule, Learned)) else (float(value), float(value))
 
 
 def current(value: Any) -> Value:

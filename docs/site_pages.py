@@ -249,7 +249,7 @@ def objective_page(kind: type[cp.Objective]) -> str:
         "",
         f'<div class="formula">{convert(FORMULAS[kind.formula], display="block")}</div>',
         "",
-        f"In specs: `{kind.name}{'(...)' if known['wraps'] else ''}`. The formula as text: `{kind.formula}`. {SYMBOLS}",
+        f"In specs: `{kind.name}{'(...)' if known['wraps'] else ''}`. {SYMBOLS}",
         "",
         "| | |",
         "|---|---|",

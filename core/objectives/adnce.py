@@ -50,9 +50,9 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
 class ADNCE(InfoNCE, name="adnce"):
     """Adjusted InfoNCE: weight negatives by how informative their similarity is.
 
-    ``G = mean_j w_j E(s_j)``, with constant weights (no gradient), whose mean over each anchor's negatives is one. They
-    are a density of the raw similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows, the loss
-    approaches :class:`InfoNCE`.
+    ``-log E(p) / (E(p) + sum_j w_j E(s_j)),  w ~ exp(-(s - mu)^2 / (2 sigma^2)), mean w = 1``. The weights, constants
+    without gradient, are a density of the raw similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows,
+    the loss approaches :class:`InfoNCE`.
 
     Beside InfoNCE, the inverse temperature at similarity ``s`` is ``1 / t + (mu - s) / sigma^2``: below ``mu``, similar
     negatives compete harder, above it less. The most similar negative gets less than another one only beyond ``mu +
@@ -73,7 +73,6 @@ class ADNCE(InfoNCE, name="adnce"):
     tensor(0.5944)
     """
 
-    formula = "-log E(p) / (E(p) + sum_j w_j E(s_j)),  w ~ exp(-(s - mu)^2 / (2 sigma^2)), mean w = 1"
     use = "many false negatives (few classes, near-duplicates), and you do not know how many"
     tune_first = "t, then mu (.4 to .9), then sigma (.5, 1); or mu=auto"
     cost = "one more log-sum-exp"
@@ -178,8 +177,8 @@ class ADNCE(InfoNCE, name="adnce"):
 class AlphaCL(Objective, name="alphacl"):
     """alpha-CL-direct: a linear loss with explicit weights on the negatives.
 
-    ``sum_j w_j / W (s_j - p)`` with ``w_j = e^{-(1 - s_j)^power / t}``, ``W = sum_j w_j``; the weights are constants
-    (no gradient). ``normalize=False`` is the unnormalized ``W (1 - p) - sum_j w_j (1 - s_j)``.
+    ``sum_j w_j / W (s_j - p),  w = e^{-(1 - s)^power / t}`` with ``W = sum_j w_j``; the weights are constants (no
+    gradient). ``normalize=False`` is the unnormalized ``W (1 - p) - sum_j w_j (1 - s_j)``.
 
     Paper: Tian 2022, https://arxiv.org/abs/2201.12680, as in the code of Wu et al. 2023 (``a_cl`` and ``a_cl2``).
 
@@ -187,7 +186,6 @@ class AlphaCL(Objective, name="alphacl"):
     tensor(-1.)
     """
 
-    formula = "sum_j w_j / W (s_j - p),  w = e^{-(1 - s)^power / t}"
     use = "hard negatives should count more, by a power of their distance"
     tune_first = "t, then power"
     cost = "a softmax"

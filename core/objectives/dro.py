@@ -27,9 +27,9 @@ Divergence = Literal["kl", "chi2"]
 
 
 class MeanVariance(Objective, name="mv"):
-    """The mean-variance surrogate of InfoNCE: ``-p + mean(s) + Var(s) / (2 t phi''(1))``.
+    """The mean-variance surrogate of InfoNCE.
 
-    It is ``t`` times InfoNCE's mean form up to ``O(1 / t^2)``.
+    ``-p + mean_j s_j + Var_j(s_j) / (2 t phi''(1))``, which is ``t`` times InfoNCE's mean form up to ``O(1 / t^2)``.
 
     Paper: Wu et al. 2023, Eq. (7), (8), https://arxiv.org/abs/2310.11048.
 
@@ -37,7 +37,6 @@ class MeanVariance(Objective, name="mv"):
     tensor(-1.)
     """
 
-    formula = "-p + mean_j s_j + Var_j(s_j) / (2 t phi''(1))"
     use = "to see what InfoNCE does to first order: mean and variance"
     tune_first = "t"
     cost = "less than InfoNCE: no exponentials"
@@ -52,7 +51,7 @@ class MeanVariance(Objective, name="mv"):
 class CLDRO(Objective, name="dro"):
     """Contrast each positive with the worst distribution of negatives within a radius of the empirical one.
 
-    ``-p + max_Q { E_Q s : D(Q || Q0) <= radius }``.
+    ``-p + max_Q { E_Q[s] : D(Q || Q0) <= radius }``.
 
     * ``kl``: ``-p + min_{a >= 0} { a radius + a log mean_j e^{s_j / a} }``. The minimizer ``a*`` is InfoNCE's
       temperature: the loss has the gradient of ``a* InfoNCE(a*, denominator="mean")``. If the radius reaches the
@@ -70,7 +69,6 @@ class CLDRO(Objective, name="dro"):
     tensor(-1.)
     """
 
-    formula = "-p + max_Q { E_Q[s] : D(Q || Q0) <= radius }"
     use = "results depend on the temperature: you choose the radius instead"
     tune_first = "radius (.01 to 1)"
     cost = "an inner solve"

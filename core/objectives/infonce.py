@@ -74,7 +74,8 @@ def log1mexp(x: Tensor) -> Tensor:
 class InfoNCE(Objective, name="infonce"):
     """InfoNCE, also known as the NT-Xent, N-pair or in-batch softmax loss.
 
-    With ``E(s) = e^{s/t}`` and the estimator ``G`` of the mean negative mass (here ``G = mean_j E(s_j)``):
+    ``-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}``. With ``G``, here ``mean_j E(s_j)``, an estimator of the
+    mean negative mass:
 
     ==================  =====================================  ===========================================
     ``denominator``     loss                                   used by
@@ -98,7 +99,6 @@ class InfoNCE(Objective, name="infonce"):
     2.5932
     """
 
-    formula = "-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}"
     paper = "Chen et al. 2020, SimCLR, https://arxiv.org/abs/2002.05709"
     use = "a baseline, and often enough"
     tune_first = "t: it matters more than any other parameter"
@@ -160,9 +160,9 @@ class InfoNCE(Objective, name="infonce"):
 class DCL(InfoNCE, name="dcl"):
     """Debiased contrastive loss: subtract the expected mass of false negatives (g1). Lightly's ``DCLLoss`` is another.
 
-    ``G = max{(mean_j E(s_j) - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}``, where ``v`` are the anchor's own
-    positives. Where the floor is active, the gradient of ``G`` is zero. ``prior = 0`` is InfoNCE. The *decoupled* loss
-    that others call DCL is ``infonce:denominator=negatives``.
+    ``-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}``, where ``v`` are the
+    anchor's own positives. Where the floor is active, ``g1`` has no gradient. ``prior = 0`` is InfoNCE. The *decoupled*
+    loss that others call DCL is ``infonce:denominator=negatives``.
 
     Paper: Chuang et al. 2020, https://arxiv.org/abs/2007.00224.
 
@@ -170,7 +170,6 @@ class DCL(InfoNCE, name="dcl"):
     tensor(0.2115)
     """
 
-    formula = "-log E(p) / (E(p) + N g1),  g1 = max{(mean E(s) - prior mean E(v)) / (1 - prior), e^{-1/t}}"
     use = "many false negatives, and you know their share of the batch (the class prior)"
     tune_first = "t, then prior (.01, .05, .1)"
     cost = "negligible"
@@ -200,8 +199,8 @@ class DCL(InfoNCE, name="dcl"):
 class HCL(DCL, name="hcl"):
     """Hard-negative contrastive loss: debiased, with more weight on the most similar negatives (g2).
 
-    ``G = max{(sum_j k_j^{beta+1} / sum_j k_j^beta - prior * mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` with
-    ``k_j = E(s_j)``. ``beta = 0`` is :class:`DCL`.
+    ``-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta``: in place of the mean,
+    ``sum_j E(s_j)^{beta+1} / sum_j E(s_j)^beta``. ``beta = 0`` is :class:`DCL`.
 
     Paper: Robinson et al. 2021, https://arxiv.org/abs/2010.04592.
 
@@ -209,7 +208,6 @@ class HCL(DCL, name="hcl"):
     tensor(0.2115)
     """
 
-    formula = "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta"
     use = "as dcl, where hard negatives should count more"
     tune_first = "t, from (1 + beta) times that of InfoNCE on; then prior (.01, .05, .1), then beta (.5, 1, 2)"
     cost = "one more log-sum-exp"
@@ -232,9 +230,9 @@ def first_temperature(objective: Objective, t: float) -> float:
 class RINCE(InfoNCE, name="rince"):
     """Robust InfoNCE: positives that are wrong pull less, the more so the larger ``q`` is.
 
-    ``(-E(p)^q + (lam (E(p) + sum_j E(s_j)))^q) / q``. As ``q`` approaches 0, this is InfoNCE plus ``log lam``; at
-    ``q = 1`` it is robust to noise as symmetric losses are. Keep ``2 q / t`` below 60: the loss grows like
-    ``e^{q / t}``, and its exponents are cut off there.
+    ``(-E(p)^q + (lam (E(p) + sum_j E(s_j)))^q) / q,  E(s) = e^{s/t}``. As ``q`` approaches 0, this is InfoNCE plus
+    ``log lam``; at ``q = 1`` it is robust to noise as symmetric losses are. Keep ``2 q / t`` below 60: the loss grows
+    like ``e^{q / t}``, and its exponents are cut off there.
 
     Paper: Chuang et al. 2022, Eq. (4), https://arxiv.org/abs/2201.04309.
 
@@ -242,7 +240,6 @@ class RINCE(InfoNCE, name="rince"):
     tensor(-4.0355)
     """
 
-    formula = "(-E(p)^q + (lam (E(p) + sum_j E(s_j)))^q) / q,  E(s) = e^{s/t}"
     use = "positives are sometimes wrong pairs"
     tune_first = "t, then q (.1 to .5), then lam (.001 to .1)"
     cost = "negligible"
@@ -266,6 +263,8 @@ def log_odds(s: Tensor) -> Tensor:
 class Arctanh(Objective, name="arctanh"):
     """InfoNCE without a temperature: ``2 arctanh(s)``, the log-odds of a cosine, in place of ``s / t``.
 
+    ``-log E(p) / (E(p) + sum_j E(s_j)),  E(s) = (1 + s) / (1 - s)``.
+
     Paper: Kim and Kim 2025, https://arxiv.org/abs/2501.17683.
 
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
@@ -273,7 +272,6 @@ class Arctanh(Objective, name="arctanh"):
     2.5845
     """
 
-    formula = "-log E(p) / (E(p) + sum_j E(s_j)),  E(s) = (1 + s) / (1 - s)"
     use = "you cannot tune a temperature"
     tune_first = "nothing: it has no parameter"
     cost = "an inverse hyperbolic tangent more"

@@ -19,8 +19,8 @@ from ..values import Learned, Schedule
 class Matryoshka(Wrapper, name="matryoshka"):
     """Embeddings that can be truncated: the sum of ``objective`` of their first ``m`` numbers, for several ``m``.
 
-    Truncated embeddings are normalized again; scores and logits, which cannot be truncated, are refused. Statistics
-    that an objective tracks are kept for each width, and learned values are shared.
+    ``sum_m w_m L(z[:m])``. Truncated embeddings are normalized again; scores and logits, which cannot be truncated, are
+    refused. Statistics that an objective tracks are kept for each width, and learned values are shared.
 
     Paper: Kusupati et al. 2022, https://arxiv.org/abs/2205.13147.
 
@@ -30,7 +30,6 @@ class Matryoshka(Wrapper, name="matryoshka"):
     True
     """
 
-    formula = "sum_m w_m L(z[:m])"
     use = "embeddings are truncated later, to save memory and time"
     tune_first = "dims, then those of the objective"
     cost = "a loss for each width"

@@ -75,8 +75,8 @@ class _Estimated(Objective):
 class NCA(_Estimated, name="nca"):
     """The NCA loss: all positives of an anchor together inside the logarithm.
 
-    ``-log S / (S + N G)`` with ``S = sum_j E(p_j)`` over the anchor's ``M`` positives. With one positive it is InfoNCE
-    (g0), DCL (g1) or HCL (g2).
+    ``-log S / (S + N G),  S = sum_j E(p_j)`` over the anchor's ``M`` positives. With one positive it is InfoNCE (g0),
+    DCL (g1) or HCL (g2).
 
     Paper: Ko et al. 2022, Eq. (7), https://arxiv.org/abs/2112.04468.
 
@@ -84,7 +84,6 @@ class NCA(_Estimated, name="nca"):
     tensor(0.4509)
     """
 
-    formula = "-log S / (S + N G),  S = sum_j E(p_j)"
     use = "several positives per sample, pooled inside the logarithm"
     tune_first = "t, then the number of views"
     cost = "more views"
@@ -102,7 +101,7 @@ class NCA(_Estimated, name="nca"):
 class MixNCA(_Estimated, name="mixnca"):
     """MixNCA: mixed views are positives with probability ``lam``.
 
-    ``-log E(p) / (E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)`` with
+    ``-log E(p)/(E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)`` with
     ``O_j = E(m_j) / (E(m_j) + N G)`` for the views ``lam x+ + (1 - lam) x_j^-``, mixed in input space by
     :func:`counterpoint.views.mix`; pass their embeddings as ``mixed=``. Without any, the sums are empty. Every mixed
     view is compared with the batch's negatives, and the positives in the estimators g1 and g2 are the clean ones.
@@ -113,7 +112,6 @@ class MixNCA(_Estimated, name="mixnca"):
     tensor(1.2677)
     """
 
-    formula = "-log E(p)/(E(p) + N G) - lam mean_j log O_j - (1 - lam) mean_j log(1 - O_j)"
     use = "as nca, with mixtures of samples as soft positives"
     tune_first = "t, then lam (.5, .7, .9)"
     cost = "mixed views"
@@ -129,8 +127,8 @@ class MixNCA(_Estimated, name="mixnca"):
 class Robust(_Estimated, name="robust"):
     """The robust term: the adversarial view as the positive, among clean and adversarial negatives.
 
-    ``mean_i w_i * -log E(a_i) / (E(a_i) + N G)``. :func:`counterpoint.views.attack` computes adversarial views; pass
-    their embeddings as ``adversarial=``. The positives in the estimators g1 and g2 are the clean ones.
+    ``w_i * -log E(a_i) / (E(a_i) + N G),  w = 1 or the anchor's clean loss``. :func:`counterpoint.views.attack`
+    computes adversarial views; pass their embeddings as ``adversarial=``. The positives in g1 and g2 are clean.
 
     Paper: Ko et al. 2022, section 3.3, https://arxiv.org/abs/2112.04468.
 
@@ -138,7 +136,6 @@ class Robust(_Estimated, name="robust"):
     tensor(0.3193)
     """
 
-    formula = "w_i * -log E(a_i) / (E(a_i) + N G),  w = 1 or the anchor's clean loss"
     use = "a term that adds adversarial robustness to another objective"
     tune_first = "epsilon of the attack"
     cost = "an attack"
@@ -171,7 +168,6 @@ class IntCL(_Estimated, name="intcl"):
     tensor(0.8844)
     """
 
-    formula = "-log E(p) / (E(p) + N G1) + alpha L_Robust(G2, w)"
     use = "adversarial robustness"
     tune_first = "epsilon of the attack, then alpha"
     cost = "an attack and its forward pass"
@@ -216,7 +212,6 @@ class IntNaCl(IntCL, name="intnacl"):
     intnacl:t=0.5,prior=0.01,beta=1,alpha=1,base=mixnca,lam=0.9
     """
 
-    formula = "L_NaCl(G1) + alpha L_Robust(G2, w)"
     use = "adversarial robustness, with several or mixed positives"
     tune_first = "epsilon of the attack, then alpha, then lam (.5, .7, .9)"
     cost = "an attack, mixed views and their forward passes"

@@ -33,7 +33,6 @@ class SigLIP(Objective, name="siglip"):
     tensor(0.6933)
     """
 
-    formula = "log(1 + e^{-(p / t + b)}) + sum_j log(1 + e^{s_j / t + b})"
     use = "images and texts, in batches whose negatives should not compete with one another"
     tune_first = "learned t and bias; else t, then bias"
     cost = "a softplus in place of an exponential"
@@ -52,8 +51,7 @@ class SigLIP(Objective, name="siglip"):
 class PSL(Objective, name="psl"):
     """Pairwise softmax loss: in place of the exponential, a surrogate that false negatives cannot dominate.
 
-    ``log mean_j sigma(d_j)^{1/t}`` with ``d_j = (s_j - p) / 2``, between -1 and 1, and ``sigma(d)`` one of
-    ``tanh(d) + 1``, ``max(0, d + 1)`` and ``arctan(d) + 1``.
+    ``log mean_j sigma((s_j - p) / 2)^{1/t},  sigma(d) = tanh(d) + 1``, or ``max(0, d + 1)``, or ``arctan(d) + 1``.
 
     Paper: Yang et al. 2024, Eq. (8), https://arxiv.org/abs/2411.00163.
 
@@ -61,7 +59,6 @@ class PSL(Objective, name="psl"):
     tensor(-1.2402)
     """
 
-    formula = "log mean_j sigma((s_j - p) / 2)^{1/t},  sigma(d) = tanh(d) + 1"
     use = "recommenders with false negatives"
     tune_first = "t (.02 to .2), then the surrogate"
     cost = "a hyperbolic tangent for each pair and positive"
@@ -87,9 +84,9 @@ class PSL(Objective, name="psl"):
 class DrRL(Objective, name="drrl"):
     """Rényi-robust loss: between softmax, which false negatives dominate, and a hinge, which ignores most negatives.
 
-    ``1 - p + m + (mean_j (epsilon + weight max(0, s_j - m))^{w*})^{1/w*}`` with ``w* = omega / (omega - 1)``, the dual
-    of the order ``omega`` of the divergence. ``m`` is chosen to minimize the loss: the authors train one for each user;
-    here ``m=learned(0.5,-1,1)`` trains one for all.
+    ``1 - p + m + (mean_j (eps + weight (s_j - m)_+)^{w*})^{1/w*},  w* = omega / (omega - 1)``, the dual of the order
+    ``omega`` of the divergence. ``m`` is chosen to minimize the loss: the authors train one for each user; here
+    ``m=learned(0.5,-1,1)`` trains one for all.
 
     Paper: Zhang et al. 2025, https://arxiv.org/abs/2506.15120.
 
@@ -97,7 +94,6 @@ class DrRL(Objective, name="drrl"):
     tensor(0.3000)
     """
 
-    formula = "1 - p + m + (mean_j (eps + weight (s_j - m)_+)^{w*})^{1/w*},  w* = omega / (omega - 1)"
     use = "positives are sometimes wrong pairs; recommenders with false negatives"
     tune_first = "m (0 to .8) or learned, then weight (1 to 100), then omega (1.2 to 5)"
     cost = "less than two powers for each pair"

@@ -1,16 +1,13 @@
 """Regularizers of the batch's similarities: distance polarization and spread-out."""
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import torch
 from torch import Tensor
 
-from .. import checks
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Real
 from ..objective import Objective
 from ..values import bounds, text
-from ..vectors import unit, widen
 
 Reduction = Literal["sum", "mean", "mean_full", "batch_sum"]
 
@@ -18,8 +15,8 @@ Reduction = Literal["sum", "mean", "mean_full", "batch_sum"]
 class DistancePolarization(Objective, name="dp"):
     """Penalize pairs whose distance ``D = (1 - cos) / 2`` lies in the margin ``(low, high)``.
 
-    ``R1 = sum over j != i of max(0, (D_ij - low) (high - D_ij))``. The pairs are those of the batch's samples (the
-    first view); if you pass scores, they are each anchor's negatives. Add it to any objective to get LMCL:
+    ``sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2``. The pairs are those of the batch's samples
+    (the first view); if you pass scores, they are each anchor's negatives. Add it to any objective to get LMCL:
     ``InfoNCE() + 0.1 * DistancePolarization()``.
 
     Paper: Chen et al. 2021, https://proceedings.mlr.press/v139/chen21n.html.
@@ -28,7 +25,6 @@ class DistancePolarization(Objective, name="dp"):
     tensor(0.0900)
     """
 
-    formula = "sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2"
     use = "no margin between similar and dissimilar pairs; a regularizer: infonce + 0.1*dp"
     tune_first = "reduction, then its weight (.01 to 5)"
     cost = "one pass over the similarities"
@@ -79,9 +75,8 @@ class DistancePolarization(Objective, name="dp"):
 class SpreadOut(Objective, name="gor"):
     """Global orthogonal regularization: similarities of different samples as of random directions.
 
-    ``M1^2 + max(0, M2 - 1/d)`` with ``M1`` and ``M2`` the mean of the similarities and of their squares over all pairs
-    of the batch's samples (the first view; add ``cp.SpreadOut()(z2)`` for the second), and ``d`` the width of the
-    embeddings (infinite for scores and logits).
+    ``M1^2 + max(0, M2 - 1/d),  M_k = mean over pairs of s^k``, those of the batch's samples (the first view; add
+    ``cp.SpreadOut()(z2)`` for the second). ``d`` is the width of the embeddings (infinite for scores and logits).
 
     Paper: Zhang et al. 2017, https://arxiv.org/abs/1708.06320.
 
@@ -89,7 +84,6 @@ class SpreadOut(Objective, name="gor"):
     tensor(1.5000)
     """
 
-    formula = "M1^2 + max(0, M2 - 1/d),  M_k = mean over pairs of s^k"
     use = "embeddings that fill the space, also when quantized; a regularizer: infonce + 0.1*gor"
     tune_first = "its weight (.1 to 10)"
     cost = "one pass over the similarities"
@@ -108,19 +102,3 @@ class SpreadOut(Objective, name="gor"):
         m1 = scores.anchors_mean(first.squeeze(1), share=1.0)  # of all anchors, the others' without a gradient
         m1 = m1 if scores.neg.group is None else m1.detach()
         return losses + m1 * (2 * first - m1)  # type: ignore[no-any-return]  # whose mean is the square of m1
-
-
-def pairs_in_margin(embeddings: Tensor, low: float = 0.1, high: float = 0.5) -> Any:
-    """Count the ordered pairs of samples strictly inside the margin (``R0``): a metric without gradient.
-
-    >>> cp.pairs_in_margin(torch.eye(4), high=0.6)
-    tensor(12.)
-    """
-    if not low < high:
-        raise ValueError(f"pairs_in_margin: expected low < high, got low={low!r}, high={high!r}.")
-    checks.require_matrix(embeddings, "pairs_in_margin", "(batch, width)")
-    with torch.no_grad():
-        z = unit(widen(checks.require_finite(embeddings, "pairs_in_margin")))
-        d = (1 - z @ z.T) / 2
-        inside = (d > low) & (d < high)
-        return (inside.sum() - inside.diagonal().sum()).to(z.dtype)

@@ -22,10 +22,8 @@ from .infonce import Denominator, InfoNCE, log1mexp, softplus
 class SupCon(InfoNCE, name="supcon"):
     """Supervised contrastive loss: every sample of an anchor's class is a positive.
 
-    With ``E(s) = e^{s/t}``, ``M`` positives ``p_j`` of an anchor and its ``N`` negatives, the paper has two losses:
-
-    * ``average="outside"``: ``-(1/M) sum_j log E(p_j) / D_j``, ``L_out``, which it recommends;
-    * ``average="inside"``: ``-log (1/M) sum_j E(p_j) / D_j``, ``L_in``.
+    ``-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}`` of an anchor's ``M`` positives is
+    ``L_out``, which the paper recommends. ``average="inside"`` is its ``L_in``, ``-log (1/M) sum_j E(p_j) / D_j``.
 
     ==================  =======================================================================
     ``denominator``     ``D_j``
@@ -46,7 +44,6 @@ class SupCon(InfoNCE, name="supcon"):
     2.7539
     """
 
-    formula = "-(1/M) sum_j log E(p_j) / (sum_k E(p_k) + sum_i E(s_i)),  E(s) = e^{s/t}"
     use = "you have labels: all samples of a class are positives; without labels=, two views are infonce"
     tune_first = "t (.05, .07, .1)"
     cost = "as infonce with labels"
@@ -88,8 +85,8 @@ class SupCon(InfoNCE, name="supcon"):
 class ArCL(Wrapper, name="arcl"):
     """Augmentation-robust contrastive learning: apply ``objective`` to the worst pair of views of each sample.
 
-    The positive is ``s+ = min over pairs of views of cos``; the anchors are the first views. If the inner objective
-    keeps its positive in the denominator, ``denominator`` says what replaces it there:
+    ``L(s+, negatives),  s+ = min_{j != k} cos(z_j, z_k)`` over the views; the anchors are the first ones. If the inner
+    objective keeps its positive in the denominator, ``denominator`` says what replaces it there:
 
     * ``paper``: the similarity of views 1 and 2, whichever pair is worst (Algorithm 1); with a queue, nothing
       (Algorithm 2);
@@ -101,7 +98,6 @@ class ArCL(Wrapper, name="arcl"):
     arcl(hcl:t=0.5,denominator=with_positive,prior=0.1,beta=1):views=4
     """
 
-    formula = "L(s+, negatives),  s+ = min_{j != k} cos(z_j, z_k)"
     use = "representations fail under shift: pulls the worst pair of views together"
     tune_first = "views (4 and more), then t"
     cost = "more views"
@@ -141,13 +137,13 @@ class ArCL(Wrapper, name="arcl"):
 class AAL(ArCL, name="aal"):
     """Average alignment: :class:`ArCL` with the mean over all pairs of views instead of the worst pair.
 
-    It is ArCL's own ablation (appendix E.2), which separates the effect of several views from that of the minimum.
+    ``L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)``: ArCL's own ablation (appendix E.2), which separates the
+    effect of several views from that of the minimum.
 
     >>> cp.AAL("infonce", views=3)(torch.eye(4), torch.eye(4), torch.eye(4))
     tensor(0.5944)
     """
 
-    formula = "L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)"
     use = "to see what more views gain by themselves, compared with arcl"
     tune_first = "views, then t"
     cost = "more views"
@@ -174,9 +170,8 @@ def worst_alignment(views: Tensor) -> Tensor:
 class DebiasedPositives(Objective, name="debpos"):
     """Positive-debiased loss: correct for positives from a finite, biased set of augmentations.
 
-    With ``P- = mean_i E(u_i)`` over the negatives and ``P = (sum_i E(u_i) + E(v) + e^{1/t}) / (N + 2)``::
-
-        R = P - (1 - prior) P-,    loss = -log R / (R + N prior P-)
+    ``-log R / (R + N prior P-),  R = P - (1 - prior) P-,  P = (sum E(u) + E(v) + e^{1/t}) / (N + 2)`` with
+    ``P- = mean E(u)`` over the negatives ``u``.
 
     Several positives are combined by ``aggregation``: ``combination`` averages the losses over all pairs of views,
     each with those two views' negatives (Eq. 16); ``group_mean`` replaces ``E(v)`` by ``mean_j E(v_j)`` (the authors'
@@ -192,7 +187,6 @@ class DebiasedPositives(Objective, name="debpos"):
     tensor(0.3027)
     """
 
-    formula = "-log R / (R + N prior P-),  R = P - (1 - prior) P-,  P = (sum E(u) + E(v) + e^{1/t}) / (N + 2)"
     use = "positives are sometimes wrong (strong augmentation, noisy pairs), with several views"
     tune_first = "t, then prior"
     cost = "more views"
@@ -252,11 +246,11 @@ class DebiasedPositives(Objective, name="debpos"):
 class SoftTargets(Objective, name="soft"):
     """Cross entropy with graded targets: each key counts as a positive as much as a guide finds it similar.
 
-    ``-sum_j w_j log(E(s_j) / sum_k E(s_k))`` over all keys, positives included, with ``E(s) = e^{s/t}``. With
-    ``weight="softmax"``, ``w = softmax(g / tau)`` of the guide's similarities ``g`` (X-CLR); as ``tau`` approaches 0,
-    only the key that the guide finds most similar is a positive. With ``weight="linear"``, ``w_j`` is proportional to
-    ``(1 + g_j) / 2`` (CWCL). The guide is another model, ``loss_fn(z1, z2, guide=(g1, g2))``. Without one, ``g`` are
-    the similarities of the model itself. Either way they are constants.
+    ``-sum_j w_j log(E(s_j) / sum_k E(s_k)),  w = softmax(g / tau) or (1 + g) / 2`` over all keys, positives included,
+    with ``E(s) = e^{s/t}`` and the guide's similarities ``g``. With ``weight="softmax"`` (X-CLR), as ``tau`` approaches
+    0, only the key that the guide finds most similar is a positive. With ``weight="linear"`` (CWCL), ``w`` is
+    proportional to ``(1 + g) / 2``. The guide is another model, ``loss_fn(z1, z2, guide=(g1, g2))``. Without one, ``g``
+    are the similarities of the model itself. Either way they are constants.
 
     Papers:
     Sobal et al. 2024 (X-CLR), https://arxiv.org/abs/2407.18134;
@@ -267,7 +261,6 @@ class SoftTargets(Objective, name="soft"):
     tensor(2.5933)
     """
 
-    formula = "-sum_j w_j log(E(s_j) / sum_k E(s_k)),  w = softmax(g / tau) or (1 + g) / 2"
     paper = "Sobal et al. 2024, X-CLR, https://arxiv.org/abs/2407.18134"
     use = "samples are more or less alike, and another model can tell how much"
     tune_first = "t, then tau (.02 to .2)"

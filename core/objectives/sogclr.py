@@ -18,10 +18,10 @@ from ..values import Value, kept, log
 class SogCLR(Objective, name="sogclr"):
     """Global contrastive loss: the mass of a sample's negatives is an average over the batches that it was in.
 
-    ``t log u``, where ``u`` is the moving average of ``g = mean_j E(s_j - p)``. The gradient is that of ``t g / u``
-    with constant ``u``. A sample's first batch sets ``u``: there the loss is ``t`` times InfoNCE with
-    ``denominator="mean"``. ``average="sample"`` is the paper's Algorithm 1: the loss is ``t log u - p``, and all views
-    of a sample share an average of ``mean_j E(s_j)``.
+    ``t log u,  u <- (1 - gamma) u + gamma mean_j E(s_j - p),  E(s) = e^{s/t}``. The gradient is that of ``t g / u``
+    with constant ``u``, where ``g`` is the batch's mean. A sample's first batch sets ``u``: there the loss is ``t``
+    times InfoNCE with ``denominator="mean"``. ``average="sample"`` is the paper's Algorithm 1: the loss is
+    ``t log u - p``, and all views of a sample share an average of ``mean_j E(s_j)``.
 
     Each call needs ``index=``, the samples' positions in the data set. The buffer ``log_mean`` holds ``log u``, and
     ``state_dict`` keeps it; training calls update it. With ``gather=``, all processes hold the same averages.
@@ -36,7 +36,6 @@ class SogCLR(Objective, name="sogclr"):
     -1.0
     """
 
-    formula = "t log u,  u <- (1 - gamma) u + gamma mean_j E(s_j - p),  E(s) = e^{s/t}"
     use = "batches are small, and the loader knows each sample's position in the data set"
     tune_first = "t, then gamma (.2 to .9)"
     cost = "negligible, and a number for each sample and view"
@@ -117,8 +116,8 @@ class SogCLR(Objective, name="sogclr"):
 class ISogCLR(SogCLR, name="isogclr"):
     """SogCLR with a temperature for each sample, that of CL-DRO's worst case within the radius ``rho``.
 
-    ``t (log u + rho)``. A training call moves each ``t`` by ``-eta v``, where ``v`` is the moving average of the loss's
-    slope by ``t``; the buffers ``temperatures`` and ``slopes`` hold them. The rest is as in :class:`SogCLR`.
+    ``t (log u + rho),  t <- t - eta v,  v <- (1 - beta) v + beta dL/dt``. Training calls move ``t`` and ``v``, which
+    are the buffers ``temperatures`` and ``slopes``. The rest is as in :class:`SogCLR`.
 
     Paper: Qiu et al. 2023, https://arxiv.org/abs/2305.11965.
 
@@ -128,7 +127,6 @@ class ISogCLR(SogCLR, name="isogclr"):
     [0.49, 0.44, 0.47, 0.49, 0.44, 0.47]
     """
 
-    formula = "t (log u + rho),  t <- t - eta v,  v <- (1 - beta) v + beta dL/dt"
     use = "as sogclr, where some samples have many similar negatives and others few"
     tune_first = "rho (.1 to .5; 6 and more in large data sets), then eta"
     cost = "another pass over the negatives, and three numbers for each sample and view"

@@ -683,7 +683,7 @@ def test_numbers_of_other_libraries():
     for two in (numpy.float32(2), numpy.float64(2), numpy.int64(2)):
         for loss_fn in (cp.InfoNCE(), cp.InfoNCE() + cp.HCL()):
             assert two * loss_fn == loss_fn * two == 2 * loss_fn
-    assert cp.Schedule(numpy.float64(0.5), 0.1, numpy.int64(10)).spec() == "schedule(0.5,0.1,10)"
+    assert repr(cp.Schedule(numpy.float64(0.5), 0.1, numpy.int64(10))) == "schedule(0.5,0.1,10)"
     with pytest.raises(TypeError, match=r"(?s)temperature must be .*a Learned"):
         cp.InfoNCE(torch.nn.Parameter(torch.tensor(0.5)))
 

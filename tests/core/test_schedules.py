@@ -76,7 +76,7 @@ def test_a_learned_value_may_be_negative_or_cross_zero():
         value = cp.Learned(init, low, high)
         assert [name for name, _ in value.named_parameters()] == ["value"]
         assert value().item() == init
-        assert value.spec() == f"learned({init:g},{low:g},{high:g})"
+        assert repr(value) == f"learned({init:g},{low:g},{high:g})"
         with torch.no_grad():
             value.value.fill_(high + 3)
         assert value().item() == high
