@@ -29,16 +29,18 @@ def log_g0(neg: Negatives, t: Value) -> Tensor:
 
 
 def log_debiased(
-    neg: Negatives, v: Tensor, v_mask: Tensor | None, t: Value, prior: Value, beta: Value | None, detach: bool = False
+    scores: Scores, neg: Negatives, t: Value, prior: Value, beta: Value | None, detach: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Compute ``log g1`` (``beta=None``) or ``log g2``, and where the floor is active, each ``(anchors, 1)``.
 
     ``g = max{(u - prior mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` where ``u`` is the plain or the hard mean of the
-    negatives. The floor is the smallest mass that true negatives can have if similarities are cosines.
+    negatives ``neg``, and ``v`` are the positives of ``scores``, whose prior comes before ``prior``. The floor is the
+    smallest mass that true negatives can have if similarities are cosines.
 
     ``u`` and the positives' share may nearly cancel, which amplifies rounding errors. Both are therefore relative to a
     positive: similarities are subtracted before they are divided by ``t``.
     """
+    (v, v_mask), prior = scores.class_positives(), prior if scores.prior is None else scores.prior
     base = v[:, :1].detach()
     if beta is None:
         log_u = neg.logsumexp(lambda s, base: (s - base) / t, base) - neg.log_count
@@ -185,11 +187,7 @@ class DCL(InfoNCE, name="dcl"):
         return self._estimate(scores, t)[0] + scores.neg.log_count
 
     def _estimate(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor]:
-        prior = self.prior if scores.prior is None else scores.prior
-        return log_debiased(scores.neg, *scores.class_positives(), t, prior, *self._hardness())
-
-    def _hardness(self) -> tuple[Value | None, bool]:
-        return None, False
+        return log_debiased(scores, scores.neg, t, self.prior, None)
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         _, floored = self._estimate(scores, self.tau(scores.neg))
@@ -214,11 +212,11 @@ class HCL(DCL, name="hcl"):
 
     beta: Real = Real(low=0, default=1.0, doc="Concentration on hard negatives, at least 0.")
     detach_weights: Flag = Flag(
-        default=False, kw_only=True, doc="Treat the weights ``k^beta`` as constants; the official code does not."
+        default=False, kw_only=True, doc="Treat the weights ``E(s)^beta`` as constants; the official code does not."
     )
 
-    def _hardness(self) -> tuple[Value | None, bool]:
-        return self.beta, self.detach_weights
+    def _estimate(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor]:
+        return log_debiased(scores, scores.neg, t, self.prior, self.beta, self.detach_weights)
 
 
 def first_temperature(objective: Objective, t: float) -> float:

@@ -37,9 +37,8 @@ class _Estimated(Objective):
         """Estimate ``log (N G)`` of negatives, ``(anchors, 1)``; the positives in ``G`` are those of ``scores``."""
         if estimator == "g0":
             return neg.logsumexp(lambda s: s / self.temperature)  # type: ignore[no-any-return]
-        prior = self.prior if scores.prior is None else scores.prior
         beta = None if estimator == "g1" else self.beta
-        return log_debiased(neg, *scores.class_positives(), self.temperature, prior, beta)[0] + neg.log_count
+        return log_debiased(scores, neg, self.temperature, self.prior, beta)[0] + neg.log_count
 
     def pooled(self, scores: Scores, log_count: Value = 0.0) -> Tensor:
         """Compute ``-log S / (S + N G)``, with ``S = sum_j E(p_j)``."""
