@@ -11,19 +11,15 @@ True
 torch.Size([])
 """
 
-import sys as _sys
 import typing as _typing
 import warnings as _warnings
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
-from types import ModuleType as _ModuleType
 
 from . import names as _names
 from .version import __version__ as __version__
 
 _warnings.filterwarnings("ignore", "Failed to initialize NumPy")  # torch's, which then works without it
-
-_ALSO_MODULES = ("gradcache", "objective", "treatment")
 
 if _typing.TYPE_CHECKING:
     from .api import *  # noqa: F403
@@ -31,7 +27,7 @@ else:  # type checkers would take __getattr__ as a reason to accept any name
 
     def __getattr__(name):
         """Import a module of the package, or the public names, on first use: commands start without torch."""
-        is_module = name.isidentifier() and _find_spec(f"{__name__}.{name}") and name not in _ALSO_MODULES
+        is_module = name.isidentifier() and _find_spec(f"{__name__}.{name}")
         if is_module or (name.startswith("_") and name != "__all__"):
             return _names.lazy(__name__)(name)
         api = _import_module(f"{__name__}.api")
@@ -47,17 +43,3 @@ else:  # type checkers would take __getattr__ as a reason to accept any name
 
 def __dir__() -> list[str]:
     return sorted(_import_module(f"{__name__}.api").__all__)
-
-
-class _Package(_ModuleType):
-    """A package whose function ``objective`` is not hidden by its module of that name, which an import sets as one."""
-
-    def __reduce__(self) -> _typing.Any:
-        return _import_module, (self.__name__,)  # as cloudpickle and dill do for modules of the plain type only
-
-    def __setattr__(self, name: str, value: _typing.Any) -> None:
-        if not (name in _ALSO_MODULES and isinstance(value, _ModuleType)):
-            super().__setattr__(name, value)
-
-
-_sys.modules[__name__].__class__ = _Package

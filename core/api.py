@@ -1,6 +1,7 @@
 """The public names, all in one place; ``import counterpoint`` imports this module when one of them is first used."""
 
 from . import views
+from .base import Objective, Wrapper, from_dict, objective
 from .batch.options import Keys
 from .batch.rules import margin, threshold
 from .batch.scores import Scores
@@ -9,10 +10,9 @@ from .diagnose import distances, log_reports, pairs_in_margin, plot_weights, wei
 from .engine.distributed import gather
 from .engine.matrix import MatrixNegatives, Negatives
 from .engine.tiles import TileNegatives
-from .gradcache import gradcache
+from .grad_cache import gradcache
 from .hyper import Choice, Flag, Real
 from .names import registry
-from .objective import Objective, Wrapper, from_dict, objective
 from .objectives.adnce import ADNCE, AlphaCL
 from .objectives.dro import (
     CLDRO,
@@ -31,7 +31,7 @@ from .objectives.polarization import DistancePolarization, SpreadOut
 from .objectives.positives import AAL, ArCL, DebiasedPositives, SoftTargets, SupCon, worst_alignment
 from .objectives.sogclr import ISogCLR, SogCLR
 from .spec import SpecError
-from .treatment import Treatment, treatment
+from .treatments import Treatment, treatment
 from .values import Learned, Schedule
 from .version import __version__
 

@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
+from .base import Objective, as_objective
 from .batch.report import derivative
 from .batch.report import report as report
 from .batch.scores import Scores
 from .engine.matrix import MatrixNegatives
 from .install import install
-from .objective import Objective, as_objective
 from .vectors import unit, widen
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from . import checks
-from .objective import Objective
+from .base import Objective
 from .objectives.infonce import InfoNCE
 
 Encoder = Callable[[Tensor], Tensor]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.base import Objective
 from counterpoint.batch.options import Keys
-from counterpoint.objective import Objective
 from counterpoint.values import at_scale
 from counterpoint.vectors import unit, widen
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from counterpoint.base import Objective
 from counterpoint.batch.ready_made import columns_of
-from counterpoint.objective import Objective
 from counterpoint.values import FromHost
 
 from .finder.recognise import targets_of

@@ -12,9 +12,9 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from counterpoint.base import Objective, as_objective
 from counterpoint.engine.distributed import Gather
 from counterpoint.names import checked_options
-from counterpoint.objective import Objective, as_objective
 from counterpoint.values import at_scale
 
 from . import logits

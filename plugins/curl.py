@@ -26,10 +26,10 @@ from typing import Any
 
 from torch import Tensor
 
+from counterpoint.base import Objective, Sum
 from counterpoint.batch.batch import Batch
 from counterpoint.batch.pairings import scores_of
 from counterpoint.batch.scores import Scores
-from counterpoint.objective import Objective, Sum
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.objectives.positives import ArCL
 

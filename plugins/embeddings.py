@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.base import Objective
 from counterpoint.names import WHERE
-from counterpoint.objective import Objective
-from counterpoint.treatment import Treatment
+from counterpoint.treatments import Treatment
 from counterpoint.vectors import widen
 
 from .call import Call

@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils.weak import WeakIdKeyDictionary
 
+from counterpoint.base import Objective, as_objective
 from counterpoint.batch.ready_made import MASKED, columns_of
 from counterpoint.hyper import warn_of_scales
-from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.infonce import DCL
-from counterpoint.treatment import Treatment
+from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 

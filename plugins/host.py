@@ -20,10 +20,10 @@ from typing import Any
 
 from torch import Tensor, distributed
 
-from counterpoint.objective import Objective, as_objective
+from counterpoint.base import Objective, as_objective
 from counterpoint.objectives.positives import ArCL
-from counterpoint.treatment import Treatment
-from counterpoint.treatment import treatment as read_treatment
+from counterpoint.treatments import Treatment
+from counterpoint.treatments import treatment as read_treatment
 from counterpoint.values import Schedule
 from counterpoint.vectors import widen
 

@@ -188,7 +188,7 @@ def _script(args: argparse.Namespace) -> list[str]:
 
 def check(args: argparse.Namespace, host: Host) -> None:
     """Raise an error for options that would only fail, or have no effect, once the script runs."""
-    from counterpoint.objective import objective
+    from counterpoint.base import objective
 
     from .host import OWN_LOSS, SeamError
     from .launch import shims_of

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint.base import Objective, as_objective
 from counterpoint.names import checked_options
-from counterpoint.objective import Objective, as_objective
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import unit, widen
 

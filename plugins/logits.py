@@ -24,9 +24,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from counterpoint.base import Objective, as_objective
 from counterpoint.batch.ready_made import columns_of
 from counterpoint.names import check_known, checked_options
-from counterpoint.objective import Objective, as_objective
 
 from .calls import HOW, Calls, replace_losses
 from .finder.recognise import targets_of

@@ -19,8 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from counterpoint.base import Objective
 from counterpoint.names import checked_options
-from counterpoint.objective import Objective
 
 from .embeddings import Call, Embeddings
 from .host import Host, Seam, SeamError

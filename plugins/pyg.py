@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from counterpoint.base import Objective, as_objective
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.names import check_known, checked_options
-from counterpoint.objective import Objective, as_objective
 from counterpoint.vectors import unit, widen
 
 from .embeddings import Call, Embeddings

@@ -12,8 +12,8 @@ from types import FrameType
 import torch
 from torch import Tensor
 
+from counterpoint.base import as_objective
 from counterpoint.hyper import LARGEST
-from counterpoint.objective import as_objective
 
 from .finder.functions import relative
 from .finder.measure import scale_of

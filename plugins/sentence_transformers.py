@@ -32,12 +32,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.names import check_known, checked_options
-from counterpoint.objective import Objective, as_objective
-from counterpoint.treatment import Treatment
+from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
 
 from . import logits

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from counterpoint.objective import Objective
-from counterpoint.treatment import Treatment
+from counterpoint.base import Objective
+from counterpoint.treatments import Treatment
 
 from .calls import OWNERS, Calls, positives_of, put, uses_scale
 from .embeddings import Call, Embeddings

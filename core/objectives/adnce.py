@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..base import Objective
 from ..batch.ready_made import as_negatives, score_matrix
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Real
-from ..objective import Objective
 from ..values import Number, Tracked, Value, bounds, log, text
 from .infonce import Denominator, InfoNCE, softplus
 

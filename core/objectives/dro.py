@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..base import Objective
 from ..batch.ready_made import as_negatives, matrix_of, score_columns, score_matrix
 from ..batch.scores import Negatives, Scores
 from ..checks import is_number
 from ..hyper import Choice, Flag, Real
 from ..names import check_known
-from ..objective import Objective
 from ..values import Number, Value
 from .infonce import log_g0
 from .inner import STEPS, Envelope, chi2_threshold, mean_and_deviations, nonnegative_worst_case

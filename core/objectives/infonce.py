@@ -6,10 +6,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from ..base import Objective
 from ..batch.scores import Negatives, Scores, logsumexp_over
 from ..checks import is_number
 from ..hyper import Choice, Flag, Real
-from ..objective import Objective
 from ..values import Tracked, Value, log
 
 Denominator = Literal["with_positive", "negatives", "mean"]

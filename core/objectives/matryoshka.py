@@ -7,12 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..base import Objective, Wrapper
 from ..batch.batch import Batch
 from ..batch.options import Reduction
 from ..batch.pairings import scores_of
 from ..batch.scores import Scores
 from ..hyper import Numbers
-from ..objective import Objective, Wrapper
 from ..values import Learned, Schedule
 
 

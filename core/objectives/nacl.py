@@ -9,9 +9,9 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from ..base import Objective
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Real
-from ..objective import Objective
 from ..values import Value, log
 from .infonce import log_debiased, softplus
 

@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..base import Objective
 from ..batch.scores import Negatives
 from ..hyper import Choice, Real
-from ..objective import Objective
 from ..values import host_values
 from .infonce import softplus
 

@@ -4,9 +4,9 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from ..base import Objective
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Real
-from ..objective import Objective
 from ..values import bounds, text
 
 Reduction = Literal["sum", "mean", "mean_full", "batch_sum"]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..base import Objective, Wrapper
 from ..batch.scores import Scores
 from ..hyper import Choice, Flag, Real
-from ..objective import Objective, Wrapper
 from ..values import Value, log
 from ..vectors import unit, widen
 from .infonce import Denominator, InfoNCE, log1mexp, softplus

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from .. import checks
+from ..base import Objective
 from ..batch.scores import Scores
 from ..hyper import Choice, Real
-from ..objective import Objective
 from ..values import Value, kept, log
 
 

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from counterpoint.objective import Objective, as_objective
+from counterpoint.base import Objective, as_objective
 from counterpoint.plugins import curl
 from counterpoint.plugins.encoders import follow
-from counterpoint.treatment import Treatment
+from counterpoint.treatments import Treatment
 
 from ..domain import check_choice
 from .networks import Actor, Critic, Encoder, adam, center_crop, initialize, random_crop

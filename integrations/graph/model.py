@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 from torch_geometric.nn import MLP, GINConv, global_add_pool
 
-from counterpoint.objective import Objective, as_objective
+from counterpoint.base import Objective, as_objective
 from counterpoint.plugins.pyg import ContrastiveLoss
 from counterpoint.views import evaluation_mode
 

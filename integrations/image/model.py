@@ -15,7 +15,7 @@ from torchvision.models.resnet import BasicBlock
 from torchvision.ops import Conv2dNormActivation
 
 import counterpoint as cp
-from counterpoint.objective import Objective
+from counterpoint.base import Objective
 from counterpoint.plugins.lightly import ContrastiveLoss
 from counterpoint.vectors import unit, widen
 from counterpoint.views import evaluation_mode

@@ -13,8 +13,8 @@ from itertools import combinations
 import torch
 from torch import Tensor, nn
 
+from counterpoint.base import objective
 from counterpoint.batch.ready_made import MASKED, columns_of
-from counterpoint.objective import objective
 
 from ..host import world_size
 from .exponentials import RULES, by_product, judge_exponentials

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
-from counterpoint.objective import Objective
+from counterpoint.base import Objective
 
 from ..call import call_of
 from .frames import function_name, labels

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from counterpoint.base import Objective, objective
 from counterpoint.batch.ready_made import MASKED
-from counterpoint.objective import Objective, objective
 from counterpoint.vectors import widen
 
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from counterpoint.names import at_path
-from counterpoint.treatment import PATH
+from counterpoint.treatments import PATH
 
 from ..sites import is_installed, is_own, names_at
 from .frames import function_name, parameters

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import counterpoint as cp
-from counterpoint.objective import Wrapper
+from counterpoint.base import Wrapper
 from counterpoint.plugins import inject
 from counterpoint.plugins.host import Seam, SeamError
 from counterpoint.plugins.logits import ContrastiveLoss, before

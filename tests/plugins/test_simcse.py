@@ -19,7 +19,7 @@ from injected import differences
 from processes import PATIENCE
 
 import counterpoint as cp
-from counterpoint.objective import Wrapper
+from counterpoint.base import Wrapper
 from counterpoint.plugins import inject, simcse
 from counterpoint.plugins.host import ONE_WAY, DifferenceError, Seam, SeamError, UnreachedError
 

@@ -15,7 +15,7 @@ from typing_extensions import assert_type
 
 import counterpoint as cp
 from counterpoint import ADNCE, gradcache
-from counterpoint.objective import Objective
+from counterpoint.base import Objective
 
 z1, z2 = torch.randn(2, 8, 16)
 

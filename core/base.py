@@ -409,7 +409,7 @@ def objective(text: str, like: Objective | str | None = None) -> Objective:
     arcl(adnce:t=0.2,denominator=with_positive,mu=0.9,sigma=1,quantile=0.9) + 0.1*dp:low=0.1,high=0.5
     """
     if isinstance(text, str) and ";" in text:
-        return import_module(f"{__package__}.treatment").treatment(text, like)  # type: ignore[no-any-return]
+        return import_module(f"{__package__}.treatments").treatment(text, like)  # type: ignore[no-any-return]
     own = None if like is None else as_objective(like)
     if own is not None and isinstance(text, str) and text.strip() == "host":
         return own
@@ -428,7 +428,7 @@ def from_dict(data: dict[str, Any]) -> Objective:
     if not isinstance(name := data["name"], str):
         raise ValueError(f"from_dict: expected the name of an objective, got {name!r}.")
     if name == "treatment":
-        built = import_module(f"{__package__}.treatment").Treatment
+        built = import_module(f"{__package__}.treatments").Treatment
         return built(from_dict(data["objective"]), **data["told"])  # type: ignore[no-any-return]
     if name != "sum":
         return kind(name).from_plain({k: v for k, v in data.items() if k != "name"})  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from . import checks, spec
+from .base import Objective, Wrapper, as_objective
 from .batch.batch import Batch
 from .batch.options import Keys, Reduction, View
 from .batch.pairings import scores_of, uses_guide
@@ -29,7 +30,6 @@ from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
 from .names import RULES, TOLD, at_path, check_known
-from .objective import Objective, Wrapper, as_objective
 from .vectors import widen
 
 Tally = tuple[Tensor, Tensor, Tensor]
