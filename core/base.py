@@ -43,10 +43,7 @@ class Objective(Parametrized):
 
     Subclasses declare hyper-parameters as class attributes, and implement :meth:`per_anchor`, or :meth:`losses` to see
     more of a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine; with a name
-    (``class ADNCE(InfoNCE, name="adnce")``), also in specs.
-
-    Hyper-parameters are frozen: ``loss_fn.replace(mu=0.5)`` returns a changed objective. For a value that changes in
-    training, pass a :class:`Schedule` or :class:`Learned`. Objectives compare by value but hash by identity.
+    (``class ADNCE(InfoNCE, name="adnce")``), also in specs. Objectives compare by value but hash by identity.
 
     >>> isinstance(cp.InfoNCE(), cp.Objective), cp.InfoNCE().replace(t=0.1)
     (True, infonce:t=0.1,denominator=with_positive)
@@ -120,8 +117,7 @@ class Objective(Parametrized):
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
                 with ``positives=``. They are normalized here unless ``normalize=False``.
             stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
-            pairing: who is compared with whom, by default as in each objective's paper: ``views``, ``one_way``,
-                ``symmetric``, ``first_two``, ``pairs``, ``arcl``, ``joint`` or ``single``, see
+            pairing: who is compared with whom, by default as in each objective's paper, see
                 :mod:`counterpoint.batch.pairings`. A mapping such as ``{"views": "one_way"}`` replaces one pairing and
                 leaves terms alone whose paper compares other pairs.
             directions, hardness: what the pairing ``joint`` compares, in one denominator (GTE's loss), and which
@@ -134,8 +130,7 @@ class Objective(Parametrized):
             ids: ``(B,)`` integers; samples with the same id are never each other's negatives.
             index: ``(B,)`` position of each sample in the data set, from 0: ``sogclr`` keeps an average for each.
             labels: ``(B,)`` integers; as ``ids``, and samples with the same label are positives, rows of the queue
-                included, hard negatives not. One view is enough; samples without a positive then do not count, and a
-                batch of these alone is an error.
+                included, hard negatives not. Samples without a positive, as of a single view, do not count.
             false_negatives: which keys are too similar to be negatives: :func:`counterpoint.margin`,
                 :func:`counterpoint.threshold`, or a list of these. Similarities are the model's own or ``guide``'s.
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
@@ -152,11 +147,10 @@ class Objective(Parametrized):
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
-                cannot be used. ``matrix`` computes all similarities at once, and can be differentiated twice;
-                ``tiles`` computes them tile by tile, and again in the backward pass; ``chunks`` computes loss and
-                gradient a chunk of anchors at a time, in the forward pass; ``tiles:N`` and ``chunks:N`` set the size.
-                ``fused`` uses GPU kernels that have not run on a GPU yet. ``torch.func`` needs a matrix; in compiled
-                code, everything else breaks the graph.
+                cannot be used. ``matrix`` computes all similarities at once, as second derivatives, ``torch.func`` and
+                compiled code without graph breaks need; ``tiles`` computes them tile by tile, and again in the backward
+                pass; ``chunks`` computes loss and gradient a chunk of anchors at a time, in the forward pass;
+                ``tiles:N`` and ``chunks:N`` set the size. ``fused`` uses GPU kernels that have not run on a GPU yet.
             gather: compare with the samples of all processes: True or a process group. Pass everything else for this
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
@@ -225,7 +219,7 @@ class Objective(Parametrized):
         Args:
             logits: ``(..., anchors, keys)``, similarities times ``scale``; -1e4 and less masks a key for that anchor.
             labels: ``(..., anchors)`` column of each positive, by default the diagonal; or of the shape of ``logits``,
-                for several positives per row: True, or not zero, at each. Rows without a positive do not count.
+                True, or not zero, at each positive. Rows without one do not count.
             scale: factor of the similarities, usually one over the host's temperature. A temperature of ``"host"`` is
                 one over it, without which a trained scale (CLIP's ``logit_scale.exp()``) gets no gradient.
             bias: added to the similarities times ``scale``, as SigLIP does. A bias of ``"host"`` is this one.

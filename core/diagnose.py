@@ -47,7 +47,7 @@ def weight_curve(
     positive: float = 0.8,
     negatives: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the training weight ``dL/ds`` of a negative over its similarity, after ADNCE's Figure 3.
+    """Return similarities and the training weights ``dL/ds`` of negatives there, ``(K,)`` each (ADNCE's Figure 3).
 
     Args:
         objective: an objective or a spec. All terms of a sum see the same pairs, and adversarial views equal clean
@@ -55,9 +55,6 @@ def weight_curve(
         similarities: ``(K,)`` where to look; by default 201 points from -1 to 1.
         positive: similarity of the anchor's positive.
         negatives: ``(N,)`` similarities of the anchor's negatives, of mean absolute weight 1; by default the same.
-
-    Returns:
-        The similarities and the weights, ``(K,)`` each, in float64.
 
     >>> _, weights = cp.weight_curve("infonce:t=0.5", torch.tensor([0.0, 0.5, 1.0]))
     >>> weights

@@ -1,7 +1,5 @@
 """ADNCE, which weights negatives by how informative their similarity is, and the baseline it compares with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, get_args
 
@@ -51,21 +49,19 @@ class ADNCE(InfoNCE, name="adnce"):
     """Adjusted InfoNCE: weight negatives by how informative their similarity is.
 
     ``-log E(p) / (E(p) + sum_j w_j E(s_j)),  w ~ exp(-(s - mu)^2 / (2 sigma^2)), mean w = 1``. The weights, constants
-    without gradient, are a density of the raw similarity, not of ``s / t``; see :func:`log_weight`. As ``sigma`` grows,
-    the loss approaches :class:`InfoNCE`.
+    without gradient, are a density of the raw similarity, not of ``s / t``; see :func:`log_weight`.
 
     Beside InfoNCE, the inverse temperature at similarity ``s`` is ``1 / t + (mu - s) / sigma^2``: below ``mu``, similar
     negatives compete harder, above it less. The most similar negative gets less than another one only beyond ``mu +
-    sigma^2 / t``, which exceeds 1 in most of the paper's settings. Where the second term is small, ADNCE is InfoNCE;
-    ``counterpoint objectives "adnce:mu=.4,sigma=1,t=.05"`` says so. A code base that multiplies the logit by the weight
-    rather than the exponential, as OlmoEarth's "ADNCE", has another loss.
+    sigma^2 / t``, which exceeds 1 in most of the paper's settings. Where the second term is small, ADNCE is InfoNCE, as
+    ``counterpoint objectives "adnce:mu=.4,sigma=1,t=.05"`` says. OlmoEarth's "ADNCE" weights logits: another loss.
 
     The authors' code differs by domain: ``denominator="with_positive"`` is their image code, ``mean`` is Eq. (12) and
     their graph code, ``all`` is their sentence code, which weights the positive together with the negatives and keeps
     it in the denominator with its weight (that loss can be negative).
 
     The paper's searches: images ``mu`` .5 to .9 (CIFAR-10 ``mu=.7, sigma=.5, t=.4``), sentences ``mu=.4, t=.07`` with
-    BERT, graphs ``mu`` .2 to 2, ``sigma=1``. Tune the temperature first.
+    BERT, graphs ``mu`` .2 to 2, ``sigma=1``.
 
     Paper: Wu et al. 2023, Eq. (11), (12), Table 11, https://arxiv.org/abs/2310.11048.
 

@@ -59,9 +59,8 @@ class CLDRO(Objective, name="dro"):
     * ``chi2``: ``phi(x) = c (x - 1)^2`` over likelihood ratios ``L >= 0``; ``nonneg=False`` drops that constraint and
       has the closed form ``mean s + sqrt(radius Var / c)``.
 
-    The paper calls the softmax loss tolerant of false negatives; later work that shares an author calls it highly
-    sensitive to them (PSL, https://arxiv.org/abs/2411.00163; DrRL, https://arxiv.org/abs/2506.15120). In our atlas,
-    knowing false negatives helps InfoNCE where a sixth or more are false, and ``dro`` does not recover that.
+    The paper calls the softmax loss tolerant of false negatives; :class:`PSL` and :class:`DrRL`, which share an author,
+    call it highly sensitive to them. In our atlas, ``dro`` does not gain what knowing the false negatives gains.
 
     Paper: Wu et al. 2023, Eq. (3), (4), (17), (18), https://arxiv.org/abs/2310.11048.
 

@@ -3,8 +3,6 @@
 Ko et al. 2022, https://arxiv.org/abs/2112.04468. The paper writes every equation with ``t = 1``.
 """
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 from torch import Tensor

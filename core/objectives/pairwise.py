@@ -1,7 +1,5 @@
 """Losses with another function of each pair than the exponential: SigLIP, and PSL and DrRL for recommenders."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Several positives per anchor: all (SupCon), the worst (ArCL), their mean (AAL), a debiased estimate, graded ones."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace
@@ -153,9 +151,7 @@ class AAL(ArCL, name="aal"):
 
 
 def worst_alignment(views: Tensor) -> Tensor:
-    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``, of ``(B, views, d)`` embeddings.
-
-    They are normalized here.
+    """Compute ArCL's alignment loss (Eq. 7), ``mean_i max_{j,k} ||z_ij - z_ik||^2``, and normalize ``(B, views, d)``.
 
     >>> cp.worst_alignment(torch.stack([torch.eye(4), -torch.eye(4)], 1))
     tensor(4.)

@@ -1,7 +1,5 @@
 """Global contrastive losses: each sample remembers the mass of its negatives, so that small batches suffice."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

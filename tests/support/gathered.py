@@ -1,4 +1,4 @@
-"""What the processes of test_distributed.py and test_gradcache.py do."""
+"""What the processes of test_distributed.py and test_grad_cache.py do."""
 
 from __future__ import annotations
 
