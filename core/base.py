@@ -49,18 +49,12 @@ class Objective(Parametrized):
     (True, infonce:t=0.1,denominator=with_positive)
     """
 
-    use: ClassVar[str] = ""
-    """When to use it."""
-    tune_first: ClassVar[str] = ""
-    """The parameters to tune first, in order."""
-    cost: ClassVar[str] = ""
-    """What it costs compared with InfoNCE."""
+    use: ClassVar[str] = ""  # when to use it
+    tune_first: ClassVar[str] = ""  # the parameters to tune first, in order
+    cost: ClassVar[str] = ""  # compared with InfoNCE
     pairing: ClassVar[str] = "views"
-    on_cosines: ClassVar[bool] = False
-    """Whether its parameters or its bounds assume similarities between -1 and 1."""
+    on_cosines: ClassVar[bool] = False  # whether its parameters or bounds assume similarities between -1 and 1
     of_calls = OPTIONS
-    own_needs: ClassVar[frozenset[str]] = frozenset()
-    """Those of :attr:`needs` that are not of an objective inside."""
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         """Return the loss of each anchor with each of its positives, ``(anchors, P)``, or of each anchor, one column.
@@ -94,7 +88,7 @@ class Objective(Parametrized):
     @property
     def needs(self) -> frozenset[str]:
         """Arguments that a call requires besides the views: views that are ``adversarial``, ``mixed``, ``indexed``."""
-        return self.own_needs.union(*(part.needs for part in self._inner()))
+        return frozenset().union(*(part.needs for part in self._inner()))
 
     @property
     def couples_anchors(self) -> bool:

@@ -24,8 +24,7 @@ T = TypeVar("T", default=Number, contravariant=True)
 V = TypeVar("V", default=Value, covariant=True)
 W = TypeVar("W", bound=str, default=str, contravariant=True)
 
-REQUIRED: Any = Parameter.empty
-"""The default of a hyper-parameter that has none."""
+REQUIRED: Any = Parameter.empty  # in place of a default
 
 
 @dataclass(eq=False)
@@ -204,10 +203,8 @@ class Parametrized(nn.Module):
 
     __signature__: _ClassSignature = _ClassSignature()
     name: ClassVar[str] = ""
-    formula: ClassVar[str] = ""
-    """By default from the docstring, where its second paragraph begins."""
-    paper: ClassVar[str] = ""
-    """By default from the docstring: ``Paper: ...``."""
+    formula: ClassVar[str] = ""  # by default what the second paragraph of the docstring begins with
+    paper: ClassVar[str] = ""  # by default from the docstring: "Paper: ..."
     hyper: ClassVar[dict[str, Hyper[Any, Any]]] = {}
     of_calls: ClassVar[tuple[str, ...]] = ()  # arguments of calls, not hyper-parameters
 

@@ -192,8 +192,7 @@ def visible(text: str) -> str:
 
 IMPORT = "COUNTERPOINT_IMPORT"
 BUILT_IN = f"{__package__}.objectives"
-registry: dict[str, type[Any]] = {}
-"""Every named objective that has been defined so far. Read it through :func:`known`."""
+registry: dict[str, type[Any]] = {}  # every named objective that has been defined so far; known() has all
 
 
 def known() -> dict[str, type[Any]]:

@@ -32,12 +32,8 @@ from .engine.matrix import MatrixNegatives
 from .names import RULES, TOLD, at_path, check_known
 from .vectors import widen
 
-Tally = tuple[Tensor, Tensor, Tensor]
-"""Anchors, excluded keys, and anchors that are left without negatives."""
-
-Told = tuple[tuple[Any, ...], dict[str, Any], Tally | None]
-"""The arguments of the objective's call, and counts if anything is told."""
-
+Tally = tuple[Tensor, Tensor, Tensor]  # anchors, excluded keys, and anchors that are left without negatives
+Told = tuple[tuple[Any, ...], dict[str, Any], Tally | None]  # arguments of the objective's call, and counts if told
 OWN_GUIDES = ("self", "ema")
 PATH = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*|\[(-?\d+|\"[^\"\[\];]*\"|'[^'\[\];]*')\])*")
 
@@ -90,8 +86,8 @@ class Treatment(Wrapper):
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
         if guide and not self.rules and not uses_guide(self.objective):
             raise ValueError(f"treatment: guide={guide} decides nothing without a rule; add margin=0 or threshold=0.9.")
+        # sums over calls: anchors, excluded keys, and anchors left without negatives
         self.counts: dict[str, Tensor | float] = dict.fromkeys(("anchors", "excluded", "without_negatives"), 0.0)
-        """Sums over calls: anchors, excluded keys, and anchors left without negatives."""
 
     @property
     def paths(self) -> dict[str, str]:

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from . import checks
 from .names import check_known
 
-Value = float | Tensor
-"""What formulas compute with: a Python float or a zero-dimensional tensor."""
+Value = float | Tensor  # what formulas compute with; tensors have no dimensions
 
 
 class Moving(nn.Module):
@@ -56,9 +55,8 @@ class FromHost(Moving):
         return "host"
 
 
+# "temperature" and "bias" of a host, "every bias" of at_scale, and trained numbers by their identity
 Values = dict[Any, Value]
-"""``temperature`` and ``bias`` of a host, ``every bias`` of :func:`at_scale`, and trained numbers by their identity."""
-
 _calls = threading.local()
 
 
@@ -215,8 +213,7 @@ def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parame
     return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]
 
 
-Number = float | Schedule | Learned
-"""What a schedulable hyper-parameter accepts."""
+Number = float | Schedule | Learned  # what a hyper-parameter accepts that is not fixed
 
 
 class Tracked(nn.Module):

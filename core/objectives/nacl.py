@@ -113,7 +113,7 @@ class MixNCA(_Estimated, name="mixnca"):
     tune_first = "t, then lam (.5, .7, .9)"
     cost = "mixed views"
     pairing = "first_two"
-    own_needs = frozenset({"mixed"})
+    needs = frozenset({"mixed"})  # pyright: ignore[reportAssignmentType]
 
     lam: Real = Real(low=0, high=1, default=0.5, doc="In ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.")
 
@@ -137,7 +137,7 @@ class Robust(_Estimated, name="robust"):
     tune_first = "epsilon of the attack"
     cost = "an attack"
     pairing = "first_two"
-    own_needs = frozenset({"adversarial"})
+    needs = frozenset({"adversarial"})  # pyright: ignore[reportAssignmentType]
 
     weight: Choice[Weight] = Choice(
         *get_args(Weight),
