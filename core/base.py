@@ -111,9 +111,8 @@ class Objective(Parametrized):
             views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
                 with ``positives=``. They are normalized here unless ``normalize=False``.
             stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
-            pairing: who is compared with whom, by default as in each objective's paper, see
-                :mod:`counterpoint.batch.pairings`. A mapping such as ``{"views": "one_way"}`` replaces one pairing and
-                leaves terms alone whose paper compares other pairs.
+            pairing: who is compared with whom, by default as in each objective's paper: see
+                :mod:`counterpoint.batch.pairings`. A mapping such as ``{"views": "one_way"}`` replaces one of them.
             directions, hardness: what the pairing ``joint`` compares, in one denominator (GTE's loss), and which
                 negatives count more the more similar they are: :mod:`counterpoint.batch.joint`.
             queue: ``(K, d)`` further keys, all negatives (MoCo), or :class:`counterpoint.Keys`. The first view is the
@@ -130,14 +129,12 @@ class Objective(Parametrized):
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
                 decide what ``false_negatives`` excludes (GISTEmbed), or are soft targets. They get no gradient.
             empty: what to do with anchors that ``false_negatives`` leaves without negatives: raise an ``error``,
-                ``keep`` the least similar one, or count their loss as ``zero``. Statistics of the batch (``mu="auto"``)
-                then include their negatives, as if none were false.
+                ``keep`` the least similar one, or count their loss as ``zero`` (all count in ``mu="auto"``).
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
                 correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
             positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE.
-                DCLW is ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``,
-                of normalized views and detached.
+                DCLW's, detached and of unit views: ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``.
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
@@ -316,14 +313,11 @@ class Wrapper(Objective):
 
 
 class Sum(Objective):
-    """A weighted sum of objectives, written ``a + 0.1 * b``. Each term uses its own pairing.
-
-    Constant weights of nested sums are multiplied out, so that ``2 * (a + b)`` equals ``2 * a + 2 * b``.
-    """
+    """A weighted sum of objectives, written ``a + 0.1 * b``; each term uses its own pairing."""
 
     def __init__(self, terms: Iterable[tuple[Any, Objective]]) -> None:
         super().__init__()
-        flat: list[tuple[Any, Objective]] = []
+        flat: list[tuple[Any, Objective]] = []  # constant weights of nested sums are multiplied out
         weight_of: Real = Real()
         weight_of.name = "weight"
         for weight, part in terms:

@@ -50,8 +50,7 @@ def weight_curve(
     """Return similarities and the training weights ``dL/ds`` of negatives there, ``(K,)`` each (ADNCE's Figure 3).
 
     Args:
-        objective: an objective or a spec. All terms of a sum see the same pairs, and adversarial views equal clean
-            ones.
+        objective: an objective or a spec. All terms of a sum see the same pairs, and adversarial views are clean.
         similarities: ``(K,)`` where to look; by default 201 points from -1 to 1.
         positive: similarity of the anchor's positive.
         negatives: ``(N,)`` similarities of the anchor's negatives, of mean absolute weight 1; by default the same.

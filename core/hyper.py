@@ -380,12 +380,9 @@ def warn_of_scales(objective: nn.Module) -> None:
 
 
 def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> None:
-    """Warn if parameters are for cosines, but similarities cannot be: the scale is missing, or a temperature.
-
-    Only in the first call of an objective, since reading a similarity synchronizes with an accelerator.
-    """
+    """Warn if parameters are for cosines, but similarities cannot be: the scale is missing, or a temperature."""
     if "_checked_scale" in vars(objective) or checks.traced() or scores.pos.is_meta:
-        return
+        return  # reading a similarity synchronizes with an accelerator: once is enough
     vars(objective)["_checked_scale"] = True
     factor = float(scale.detach() if isinstance(scale, Tensor) else scale)
     small = factor == 1 and any(start < 1 for _, start in first_temperatures(objective))

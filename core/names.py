@@ -166,10 +166,7 @@ def elsewhere(name: str) -> tuple[str, str] | None:
 
 
 def lazy(package: str, exports: Iterable[str] = (), known: Collection[str] = ()) -> Callable[[str], Any]:
-    """``__getattr__`` of a package: its modules, and the names ``known`` (``__all__``) that the ``exports`` define.
-
-    All are imported on first use, so that a command's parser is built without torch or a framework.
-    """
+    """``__getattr__`` of a package: modules, and names ``known`` that ``exports`` define, imported on first use."""
 
     def attribute(name: str) -> Any:
         for module in exports if name in known else ():

@@ -71,10 +71,7 @@ def value(text: str) -> Any:
 
 
 def parse(text: str, kind: Callable[[str], Any], total: Any, defaults: Mapping[str, Any] | None = None) -> Any:
-    """Build the objective that ``text`` describes, where ``kind`` returns a class and ``total`` a weighted sum.
-
-    ``defaults`` are values of parameters that the text does not name, for all objectives that have them.
-    """
+    """Build the objective that ``text`` describes; ``kind`` returns classes, ``total`` a sum, ``defaults`` values."""
     if not isinstance(text, str):
         raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
     refuse_list(text)

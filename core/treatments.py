@@ -131,8 +131,7 @@ class Treatment(Wrapper):
     def from_logits(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of logits, with the options of :meth:`Objective.from_logits` and those of :attr:`paths`.
 
-        ``ids``, ``classes`` (the labels) and ``duplicates`` are those of anchors or keys; a guide is a matrix like the
-        logits, or embeddings of the keys.
+        ``ids``, ``classes``, ``duplicates`` are of anchors or keys, and ``guide`` is like the logits, or embeds keys.
         """
         args, options, tally = self._masked(logits, labels, **options)
         self._count(tally)
@@ -247,11 +246,7 @@ class Treatment(Wrapper):
     def _left(
         self, keys: Tensor, drop: Tensor, judge: Tensor, pos: Tensor, pos_mask: Tensor | None
     ) -> tuple[Tensor, Tally]:
-        """Return which of the ``keys``, ``(..., anchors, keys)``, are negatives, and count.
-
-        Those that are not in ``drop``, the same sample, and whose similarity by ``judge`` is within the rules' limits,
-        given that of the positives, ``pos``.
-        """
+        """Return which ``keys`` are negatives, and count: not ``drop``, nor those that ``judge`` finds too similar."""
         left = within = keys & ~drop
         rows = keys.any(-1) if pos_mask is None else keys.any(-1) & pos_mask.any(-1)
         if self.rules:
@@ -349,8 +344,7 @@ def treatment(text: str, like: Objective | str | None = None) -> Treatment:
 
     Args:
         text: an objective's spec and, behind semicolons, what it is told.
-        like: the loss of the script. Its temperature and denominator are those of ``text`` where that names none, and
-            ``host`` is this loss.
+        like: the loss of the script, ``host`` in ``text``, and the default of its temperature and denominator.
 
     >>> cp.treatment("hcl:t=0.05; ids=batch['doc']; margin=-0.1")
     hcl:t=0.05,denominator=with_positive,prior=0.1,beta=1; ids=batch['doc']; margin=-0.1

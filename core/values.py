@@ -1,7 +1,8 @@
 """Values of hyper-parameters that are not constant: scheduled, learned, tracked, or those of a host.
 
-Every :class:`counterpoint.Real` that is not ``fixed`` accepts a :class:`Schedule` and a :class:`Learned` value. The
-scale and the bias of a host belong to a call, to its thread and to its backward pass.
+Calling one returns its current value; its ``repr`` is its text in specs. Every :class:`counterpoint.Real` that is not
+``fixed`` accepts a :class:`Schedule` and a :class:`Learned` value. The scale and the bias of a host belong to a call,
+to its thread and to its backward pass.
 """
 
 import math
@@ -17,13 +18,10 @@ from . import checks
 from .names import check_known
 
 Value = float | Tensor  # what formulas compute with; tensors have no dimensions
+Shape = Literal["linear", "cosine"]
 
 
-class Moving(nn.Module):
-    """A number that is not constant: calling it returns its current value, and its ``repr`` is its text in specs."""
-
-
-class FromHost(Moving):
+class FromHost(nn.Module):
     """A temperature or a bias that comes with the logits of a host.
 
     A temperature is one over ``scale=`` of :meth:`counterpoint.Objective.from_logits`, a bias is its ``bias=``; trained
@@ -92,14 +90,11 @@ def given_by_host(module: nn.Module) -> list[Tensor]:
     return [value for value in found.values() if isinstance(value, Tensor)]
 
 
-Shape = Literal["linear", "cosine"]
-
-
-class Schedule(Moving):
+class Schedule(nn.Module):
     """A number that moves from ``start`` to ``end`` over ``steps`` training calls, at least 1, and stays there.
 
-    It moves linearly or, with ``shape="cosine"``, as half a cosine. The step is a buffer: ``state_dict`` saves it, and
-    it advances by one whenever you call the objective in training mode with gradients enabled.
+    It moves linearly or, with ``shape="cosine"``, as half a cosine. The step is a buffer, which advances whenever you
+    call the objective in training mode with gradients enabled.
 
     >>> cp.InfoNCE(cp.Schedule(0.5, 0.1, 1000))
     infonce:t=schedule(0.5,0.1,1000),denominator=with_positive
@@ -160,12 +155,11 @@ class _Clip(torch.autograd.Function):
         return grad.masked_fill(outward, 0.0), None, None
 
 
-class Learned(Moving):
+class Learned(nn.Module):
     """A trained number that begins at ``init``, clamped to ``[low, high]``.
 
     If ``low`` is positive, the parameter is the logarithm, as for CLIP's temperature, so that steps are relative;
-    otherwise it is the number itself, as for SigLIP's bias. Unlike a plain clamp, it keeps the gradient that points
-    back into the interval.
+    otherwise it is the number itself, as for SigLIP's bias. Gradients that point back into the interval stay.
 
     >>> loss_fn = cp.InfoNCE(cp.Learned(0.07, low=0.01, high=1.0))
     >>> [name for name, _ in loss_fn.named_parameters()]
@@ -203,11 +197,7 @@ class Learned(Moving):
 
 
 def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
-    """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters.
-
-    A loss is differentiated with respect to the values before its own gradient is known: whether a number at its limit
-    may move depends on the sign of the whole gradient.
-    """
+    """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters."""
     learned = [part for part in module.modules() if isinstance(part, Learned)]
     own = {id(p) for part in learned for p in part.parameters()}
     return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]
@@ -217,10 +207,9 @@ Number = float | Schedule | Learned  # what a hyper-parameter accepts that is no
 
 
 class Tracked(nn.Module):
-    """The exponential moving average of a statistic of the training batches.
+    """The moving average of a statistic: the first training batch sets it; each later one counts a tenth.
 
-    The first training batch sets it; each later one counts a tenth. Before the first training call it is the current
-    batch's value, so that evaluation alone does not depend on hidden state.
+    Before that it is the current batch's, so that evaluation alone does not depend on hidden state.
     """
 
     momentum = 0.9
@@ -275,7 +264,7 @@ def bounds(value: Any) -> tuple[float, float]:
 
 def current(value: Any) -> Value:
     """Return the current value of a number, a Schedule or a Learned value."""
-    return value() if isinstance(value, Moving) else value  # type: ignore[no-any-return]
+    return value() if isinstance(value, nn.Module) else value  # type: ignore[no-any-return]
 
 
 def log(value: Value) -> Value:

@@ -32,8 +32,7 @@ def log_weight(s: Tensor, family: str, mu: Value, sigma: Value) -> Tensor:
     chi2      ``x^{mu / 2 - 1} e^{-x / 2}``                degrees of freedom ``mu``
     ========  ===========================================  ============================
 
-    Where the density vanishes (at ``x <= 0``, if its power of ``x`` is positive), the weight is zero; only if all of an
-    anchor's weights are zero, they are equal.
+    Where the density vanishes (at ``x <= 0``, if its power of ``x`` is positive), so does the weight, unless all do.
     """
     if family == "gaussian":  # tiles see from these operations that it is quadratic
         return (s - mu) ** 2 * (-0.5 / sigma**2)
@@ -78,17 +77,14 @@ class ADNCE(InfoNCE, name="adnce"):
         *get_args(Denominator), "all", default="with_positive", always=True, kw_only=True, doc="See the details."
     )
     mu: Real[Number | Literal["auto"], Value | str] = Real(
-        words=("auto",),
-        default=0.7,
+        words=("auto",), default=0.7,
         doc='Center (gaussian), shape (gamma), scale (rayleigh) or degrees of freedom (chi2). ``"auto"`` tracks the '
-        "``quantile`` of the training negatives' similarities, so that it adapts to the encoder and the temperature.",
-    )
+        "``quantile`` of the training negatives' similarities.",
+    )  # fmt: skip
     sigma: Real[Number | Literal["auto"], Value | str] = Real(
-        above=0,
-        words=("auto",),
-        default=1.0,
+        above=0, words=("auto",), default=1.0,
         doc='Standard deviation (gaussian) or scale (gamma) > 0. ``"auto"`` tracks that of the training negatives.',
-    )
+    )  # fmt: skip
     weight: Choice[Family] = Choice(*get_args(Family), default="gaussian", doc="The family of densities.")
     quantile: Real[float, float] = Real(above=0, below=1, default=0.9, fixed=True, kw_only=True, doc="See ``mu``.")
 
@@ -118,10 +114,7 @@ class ADNCE(InfoNCE, name="adnce"):
         return log_sum - log_total + scores.neg.log_count  # of weights with mean one
 
     def weighted_sums(self, scores: Scores, t: Value) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
-        """Compute ``log sum_j w_j E(s_j)`` and ``log sum_j w_j``, and return the function ``log w`` of a similarity.
-
-        Log-weights so large that a similarity added to them would lose its digits are divided by their total.
-        """
+        """Compute ``log sum_j w_j E(s_j)`` and ``log sum_j w_j``, and return the function ``log w`` of a similarity."""
         family, (mu, sigma) = self.weight, self.mu_and_sigma(scores.neg)
 
         def sums(s: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,7 +128,7 @@ class ADNCE(InfoNCE, name="adnce"):
         else:  # where values cannot be read, or processes must agree
             known = family == "gaussian" and not isinstance(mu, Tensor) and not isinstance(sigma, Tensor)
             may_cancel = scores.bound is None or not known or ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL
-        if may_cancel:
+        if may_cancel:  # a similarity, added to log-weights that large, would lose its digits
             lowest = torch.finfo(log_total.dtype).min / 4
             shift = torch.clamp(log_total.detach(), min=lowest)
 

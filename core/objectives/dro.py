@@ -1,8 +1,6 @@
-"""CL-DRO: contrastive learning as distributionally robust optimization over the negatives.
+"""CL-DRO (Wu et al. 2023): robust optimization over the distribution of negatives, in units of the similarity.
 
-Wu et al. 2023, https://arxiv.org/abs/2310.11048. All objectives here are in units of the similarity, as in the paper:
-nothing is divided by a temperature. The inner problems are solved by reductions without gradient; by the envelope
-theorem, the value at the solution has the right gradient.
+Inner problems are solved without gradient; by the envelope theorem, the value at the solution has the right one.
 """
 
 import math

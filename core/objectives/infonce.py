@@ -36,10 +36,8 @@ def log_debiased(
     ``g = max{(u - prior mean_k E(v_k)) / (1 - prior), e^{-1/t}}`` where ``u`` is the plain or the hard mean of the
     negatives ``neg``, and ``v`` are the positives of ``scores``, whose prior comes before ``prior``. The floor is the
     smallest mass that true negatives can have if similarities are cosines.
-
-    ``u`` and the positives' share may nearly cancel, which amplifies rounding errors. Both are therefore relative to a
-    positive: similarities are subtracted before they are divided by ``t``.
     """
+    # u and the positives' share may nearly cancel: both are relative to a positive, subtracted before a division by t
     (v, v_mask), prior = scores.class_positives(), prior if scores.prior is None else scores.prior
     base = v[:, :1].detach()
     if beta is None:
@@ -76,8 +74,7 @@ def log1mexp(x: Tensor) -> Tensor:
 class InfoNCE(Objective, name="infonce"):
     """InfoNCE, also known as the NT-Xent, N-pair or in-batch softmax loss.
 
-    ``-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}``. With ``G``, here ``mean_j E(s_j)``, an estimator of the
-    mean negative mass:
+    ``-log E(p) / (E(p) + N mean_j E(s_j)),  E(s) = e^{s/t}``. With ``G = mean_j E(s_j)``, which subclasses replace:
 
     ==================  =====================================  ===========================================
     ``denominator``     loss                                   used by
@@ -87,8 +84,7 @@ class InfoNCE(Objective, name="infonce"):
     ``mean``            ``-log E(p) / G``                      CL-DRO's Eq. (1); may be negative
     ==================  =====================================  ===========================================
 
-    Several positives are averaged outside the logarithm. The denominator changes results as much as the objective
-    does: keep it fixed in comparisons.
+    Several positives are averaged outside the logarithm. Keep the denominator in comparisons: it changes results, too.
 
     Papers:
     van den Oord et al. 2018, https://arxiv.org/abs/1807.03748;

@@ -17,14 +17,10 @@ STEPS = 60  # at most; an accelerator always takes them all, since a convergence
 
 
 class Envelope(torch.autograd.Function):
-    """The value of an inner problem whose gradient is known; a differentiable function gives further derivatives.
+    """The value of an inner problem whose gradient is known; ``function`` returns the value, for second derivatives.
 
-    Args:
-        function: returns the value, for second derivatives.
-        neg: a matrix. If it has a workspace, the first backward pass is the last, and may overwrite ``weights``.
-        value: ``(anchors, 1)``.
-        weights: its gradient by ``scores``, those of ``neg``, ``(anchors, keys)``.
-        slope: its gradient by ``bound``, the radius or a multiple of it, ``(anchors, 1)``.
+    Its gradient is ``weights`` by ``scores``, of the matrix ``neg``, and ``slope`` by ``bound``, the radius or a
+    multiple of it. If the matrix has a workspace, the first backward pass is the last, and may overwrite ``weights``.
     """
 
     @staticmethod
@@ -61,7 +57,7 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
 
 @torch.no_grad()
 def _solution(matrix: Any, bound: Value) -> Sequence[Tensor]:
-    """Compute the threshold of a matrix as :func:`chi2_threshold` does, the value, its weights, and its slope."""
+    """Compute what :func:`chi2_threshold` does of a matrix, the value, its weights, and its slope."""
     parts = matrix.split()
     weights, results = matrix.pair_buffer(), []
     for part, w in zip(parts, weights.split([len(part.scores) for part in parts]), strict=True):
@@ -95,10 +91,9 @@ def _solution(matrix: Any, bound: Value) -> Sequence[Tensor]:
 
 
 def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor] | None = None) -> Tensor:
-    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))`` over the negatives above a threshold.
+    """Compute the closed form ``mean s + sqrt(Var s (share (1 + bound) - 1))``, exact above the solution's threshold.
 
-    It is exact if the threshold is the solution's: then all ``L`` there are positive. ``low`` is a number near the
-    threshold, and the threshold minus that; None means all negatives.
+    ``low`` is a number near the threshold, and the threshold minus that; None means all negatives.
     """
 
     def above(s: Tensor, top: Tensor, low: Tensor) -> Tensor:
@@ -122,8 +117,7 @@ def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor]
 def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the largest negatives, ``l`` of the solution minus them, and whether the radius reaches them.
 
-    Where it does, ``l`` is the largest negative. The difference is at most 0; it keeps its digits where similarities
-    are close to one another.
+    Where it does, ``l`` is the largest negative. The difference keeps the digits of similarities that are close.
     """
     blocks = [(part, part.max()) for part in neg.split()]  # a block of anchors stays in the cache
     results = [(top, *_threshold(part, bound, top)) for part, top in blocks]
@@ -135,8 +129,8 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """Compute the threshold of a block of anchors, minus ``top``, and whether the radius reaches ``top``.
 
-    The closed form over the negatives above a threshold gives the next threshold. It rises, and stays once no negative
-    drops out. ``x`` is the block's matrix minus ``top``, if it has one, and ``work`` a buffer like it.
+    The closed form over the negatives above a threshold gives the next, until no negative drops out. ``x`` is the
+    block's matrix minus ``top``, if it has one, and ``work`` a buffer like it.
     """
     matrix: Any = neg
 

@@ -1,7 +1,4 @@
-"""Neighborhood-analysis contrastive losses (NCA, MixNCA), the robust term, and their sum, IntNaCl.
-
-Ko et al. 2022, https://arxiv.org/abs/2112.04468. The paper writes every equation with ``t = 1``.
-"""
+"""The losses of Ko et al. 2022: NCA, MixNCA, the robust term, and their sums; its equations have ``t = 1``."""
 
 from typing import Literal, get_args
 
@@ -72,8 +69,7 @@ class _Estimated(Objective):
 class NCA(_Estimated, name="nca"):
     """The NCA loss: all positives of an anchor together inside the logarithm.
 
-    ``-log S / (S + N G),  S = sum_j E(p_j)`` over the anchor's ``M`` positives. With one positive it is InfoNCE (g0),
-    DCL (g1) or HCL (g2).
+    ``-log S / (S + N G),  S = sum_j E(p_j)`` over ``M`` positives. With one, it is InfoNCE (g0), DCL (g1) or HCL (g2).
 
     Paper: Ko et al. 2022, Eq. (7), https://arxiv.org/abs/2112.04468.
 
@@ -86,9 +82,7 @@ class NCA(_Estimated, name="nca"):
     cost = "more views"
 
     count_positives: Flag = Flag(
-        default=False,
-        kw_only=True,
-        doc="``M N G`` instead of ``N G``, as in the paper's appendix B: ``M`` identical positives are then InfoNCE.",
+        default=False, kw_only=True, doc="``M N G`` (appendix B): ``M`` identical positives are then InfoNCE."
     )
 
     def losses(self, scores: Scores) -> Tensor:
@@ -140,10 +134,7 @@ class Robust(_Estimated, name="robust"):
     needs = frozenset({"adversarial"})  # pyright: ignore[reportAssignmentType]
 
     weight: Choice[Weight] = Choice(
-        *get_args(Weight),
-        default="clean",
-        doc="``clean``: the anchor's clean loss with the same estimator (``w-hat`` in the paper), so that samples that "
-        "are hard to tell apart count more; ``one``: 1.",
+        *get_args(Weight), default="clean", doc="``clean``: the anchor's clean loss, by the same estimator; ``one``: 1."
     )
     detach_weights: Flag = Flag(
         default=True, kw_only=True, doc="Treat the weight as a constant; the paper does not say which it does."

@@ -19,11 +19,8 @@ class SigLIP(Objective, name="siglip"):
     """The sigmoid loss: positives should score above a bias, negatives below it.
 
     ``log(1 + e^{-(p / t + b)}) + sum_j log(1 + e^{s_j / t + b})``. No softmax couples the negatives of an anchor. The
-    paper trains scale and bias together with the encoders::
-
-        cp.SigLIP(cp.Learned(0.1, low=0.01), cp.Learned(-10.0, low=-100.0, high=0.0))
-
-    Pairs are ``one_way``, images with texts, each counted once. Of several positives, the average counts.
+    paper trains both, ``cp.SigLIP(cp.Learned(0.1, low=0.01), cp.Learned(-10.0, low=-100.0, high=0.0))``. Pairs are
+    ``one_way``, images with texts, each counted once. Of several positives, the average counts.
 
     Paper: Zhai et al. 2023, https://arxiv.org/abs/2303.15343.
 
@@ -83,8 +80,7 @@ class DrRL(Objective, name="drrl"):
     """Rényi-robust loss: between softmax, which false negatives dominate, and a hinge, which ignores most negatives.
 
     ``1 - p + m + (mean_j (eps + weight (s_j - m)_+)^{w*})^{1/w*},  w* = omega / (omega - 1)``, the dual of the order
-    ``omega`` of the divergence. ``m`` is chosen to minimize the loss: the authors train one for each user; here
-    ``m=learned(0.5,-1,1)`` trains one for all.
+    ``omega`` of the divergence. The authors train an ``m`` for each user; ``m=learned(0.5,-1,1)`` is one for all.
 
     Paper: Zhang et al. 2025, https://arxiv.org/abs/2506.15120.
 

@@ -16,8 +16,7 @@ class DistancePolarization(Objective, name="dp"):
     """Penalize pairs whose distance ``D = (1 - cos) / 2`` lies in the margin ``(low, high)``.
 
     ``sum_{j != i} max(0, (D_ij - low)(high - D_ij)),  D = (1 - cos) / 2``. The pairs are those of the batch's samples
-    (the first view); if you pass scores, they are each anchor's negatives. Add it to any objective to get LMCL:
-    ``InfoNCE() + 0.1 * DistancePolarization()``.
+    (the first view) or, of scores, each anchor's negatives. LMCL is ``InfoNCE() + 0.1 * DistancePolarization()``.
 
     Paper: Chen et al. 2021, https://proceedings.mlr.press/v139/chen21n.html.
 
@@ -34,12 +33,11 @@ class DistancePolarization(Objective, name="dp"):
     low: Real = Real(low=0, high=1, default=0.1, doc="``d+``, below which a pair counts as similar, in ``[0, 1]``.")
     high: Real = Real(low=0, high=1, default=0.5, doc="``d-``, above which a pair is dissimilar, in ``(low, 1]``.")
     reduction: Choice[Reduction] = Choice(
-        *get_args(Reduction),
-        default="sum",
+        *get_args(Reduction), default="sum",
         doc="A pair adds at most ``((high - low) / 2)^2`` = 0.04, so this decides whether the regularizer has an "
-        "effect: ``sum`` over an anchor's pairs, averaged over anchors (Eq. 10, like InfoNCE's sum over negatives); "
-        "``mean`` over all pairs; ``mean_full`` over all ``B^2``; ``batch_sum`` over all ordered pairs (Eq. 6 and 9).",
-    )
+        "effect: ``sum`` over an anchor's pairs, averaged over anchors (Eq. 10); ``mean`` over all pairs; "
+        "``mean_full`` over all ``B^2``; ``batch_sum`` over all ordered pairs (Eq. 6 and 9).",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         low, high = self._hyper["low"], self._hyper["high"]
