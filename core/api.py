@@ -38,10 +38,10 @@ from .version import __version__
 __all__ = [
     "AAL", "ADNCE", "CLDRO", "DCL", "HCL", "NCA", "PSL", "RINCE", "AlphaCL", "ArCL", "Arctanh", "Choice",
     "DebiasedPositives", "DistancePolarization", "DrRL", "Flag", "ISogCLR", "InfoNCE", "IntCL", "IntNaCl", "Keys",
-    "Learned", "MatrixNegatives", "Matryoshka", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real",
-    "Robust", "Schedule", "Scores", "SigLIP", "SoftTargets", "SogCLR", "SpecError", "SpreadOut", "SupCon",
-    "TileNegatives", "Treatment", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather",
-    "gradcache", "kl_alpha", "log_reports", "margin", "mutual_information", "objective", "pairs_in_margin",
-    "plot_weights", "registry", "set_checks", "tau_from_radius", "threshold", "treatment",
-    "views", "weight_curve", "worst_alignment", "worst_case_weights",
+    "Learned", "MatrixNegatives", "Matryoshka", "MeanVariance", "MixNCA", "Negatives", "Objective", "Real", "Robust",
+    "Schedule", "Scores", "SigLIP", "SoftTargets", "SogCLR", "SpecError", "SpreadOut", "SupCon", "TileNegatives",
+    "Treatment", "Wrapper", "__version__", "chi2_ratio", "distances", "from_dict", "gather", "gradcache", "kl_alpha",
+    "log_reports", "margin", "mutual_information", "objective", "pairs_in_margin", "plot_weights", "registry",
+    "set_checks", "tau_from_radius", "threshold", "treatment", "views", "weight_curve", "worst_alignment",
+    "worst_case_weights",
 ]  # fmt: skip

@@ -30,8 +30,6 @@ from .hyper import Choice, Flag, Hyper, Numbers, Parametrized, Real, warn_of_sca
 from .names import check_known, kind
 from .values import FromHost, Learned, Schedule, Tracked, Value, at_scale, current, text
 
-OF_HOST = ("temperature", "denominator")  # those of another loss are the defaults in its place
-
 
 class Inner(Hyper["Objective | str", "Objective"]):
     """The objective inside a :class:`Wrapper`: an objective or its spec."""
@@ -185,7 +183,6 @@ class Objective(Parametrized):
             mask: ``(anchors, N)``, True where ``neg`` holds a negative.
             pos_mask: ``(anchors, P)``, True where ``pos`` holds a positive.
             guide: another model's similarities, of the shapes of ``pos`` and ``neg``: soft targets.
-            reduction: as in the call with embeddings.
         """
         check_use(guide, self)
         scores = scores_from_matrices(pos, neg, mask, pos_mask, guide)
@@ -395,7 +392,8 @@ def objective(text: str, like: Objective | str | None = None) -> Objective:
     own = None if like is None else as_objective(like)
     if own is not None and isinstance(text, str) and text.strip() == "host":
         return own
-    defaults = {name: value for name, value in getattr(own, "_hyper", {}).items() if name in OF_HOST}
+    hyper = getattr(own, "_hyper", {})  # of the loss in whose place this one is
+    defaults = {name: hyper[name] for name in ("temperature", "denominator") if name in hyper}
     return spec.parse(text, kind, weighted_sum, defaults)  # type: ignore[no-any-return]
 
 

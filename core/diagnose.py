@@ -154,9 +154,7 @@ def tidy(axes: Axes, grid: Any = "both") -> None:
 
 
 def log_reports(model: nn.Module, log: Callable[[dict[str, float]], object], every: int = 50) -> ExitStack:
-    """Pass the :meth:`Objective.report` of every ``every``-th training batch to ``log``, in the middle of that step.
-
-    Returns an object whose ``close()`` ends this; it is also a context manager.
+    """Pass :meth:`Objective.report` of training batches to ``log`` until the returned context manager closes.
 
     Args:
         model: an objective, or a module with one inside that it calls with embeddings, such as a criterion.
@@ -188,10 +186,7 @@ def log_reports(model: nn.Module, log: Callable[[dict[str, float]], object], eve
 
 
 def distances(*views: Tensor) -> Tensor:
-    """Compute ``(1 - cos) / 2`` of the pairs ``j > i`` of samples within each view.
-
-    Args:
-        views: ``(B, d)`` each.
+    """Compute ``(1 - cos) / 2`` of the pairs ``j > i`` of samples within each view, ``(B, d)``.
 
     >>> cp.distances(torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0]]))
     tensor([1.0000, 0.5000, 0.5000])

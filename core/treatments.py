@@ -138,10 +138,7 @@ class Treatment(Wrapper):
         return self.objective.from_logits(*args, **options)
 
     def report(self, *args: Any, call: str = "forward", **options: Any) -> dict[str, float]:
-        """Report as the objective does, of the negatives that are left.
-
-        Of logits and scores also ``excluded``, how many keys of an anchor are not negatives, and ``without_negatives``.
-        """
+        """Report of the negatives that are left; of logits and scores also how many are ``excluded`` per anchor."""
         tally = None
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)

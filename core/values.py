@@ -25,13 +25,7 @@ class FromHost(nn.Module):
     """A temperature or a bias that comes with the logits of a host.
 
     A temperature is one over ``scale=`` of :meth:`counterpoint.Objective.from_logits`, a bias is its ``bias=``; trained
-    ones keep their gradient. Specs write ``t=host`` and ``b=host``.
-
-    >>> log_scale = torch.tensor(3.0, requires_grad=True)
-    >>> cosines = torch.eye(4) - 0.1
-    >>> cp.ADNCE("host").from_logits(log_scale.exp() * cosines, scale=log_scale.exp()).backward()
-    >>> bool(log_scale.grad)
-    True
+    ones keep their gradient. In specs it is ``t=host`` or ``b=host``, in Python ``cp.InfoNCE("host")``.
     """
 
     missing: ClassVar[dict[str, str]] = {

@@ -4,7 +4,4 @@ __version__ = "0.1.0"
 
 
 class Deprecated(FutureWarning):
-    """A public name that will be removed; shown by default, since users rather than developers have to act.
-
-    ``typing_extensions.deprecated(message, category=Deprecated)`` decorates a function with it.
-    """
+    """A public name that will be removed: ``typing_extensions.deprecated(message, category=Deprecated)``."""

@@ -93,16 +93,12 @@ class CLDRO(Objective, name="dro"):
         return self.nonneg if self.divergence == "chi2" else self._hyper["alpha"] is None
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
-        return self.worst_case(neg) - pos
-
-    def worst_case(self, neg: Negatives) -> Tensor:
-        """Compute ``max_Q E_Q s``, ``(anchors, 1)``."""
         if self.divergence == "chi2":
             solve = nonnegative_worst_case if self.nonneg else mean_and_deviations
-            return solve(neg, self.radius / self.scale)
+            return solve(neg, self.radius / self.scale) - pos
         if self.alpha is not None:
-            return self.alpha * (self.radius + log_g0(neg, self.alpha))
-        return kl_worst_case(neg, self.radius, self.shared)
+            return self.alpha * (self.radius + log_g0(neg, self.alpha)) - pos
+        return kl_worst_case(neg, self.radius, self.shared) - pos
 
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         if self.divergence == "chi2" or self.alpha is not None:
@@ -244,8 +240,7 @@ def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "
     Args:
         pos: ``(anchors,)`` or ``(anchors, P)`` scores of joint pairs.
         neg: ``(anchors, N)`` scores of independent pairs.
-        divergence: ``kl`` or ``chi2``.
-        temperature: ``t`` of the KL estimate.
+        divergence, temperature: which of these, and ``t`` of the first.
 
     >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))
     tensor(0.3702)

@@ -108,8 +108,7 @@ class InfoNCE(Objective, name="infonce"):
     )
     radius: Real[float | None, float | None] = Real(
         above=0, default=None, optional=True, fixed=True, kw_only=True,
-        doc="If set, replace ``temperature`` by CL-DRO's rule ``t = sqrt(Var(s) / (2 radius))``: ``t`` follows the "
-        "batches so that the implied worst-case distribution stays about this far (in KL) from the empirical one.",
+        doc="If set, ``t = sqrt(Var(s) / (2 radius))``, CL-DRO's rule: its worst case is about this far away in KL.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -175,8 +174,8 @@ class DCL(InfoNCE, name="dcl"):
 
     prior: Real = Real(
         low=0, below=1, default=0.1,
-        doc="``tau+``, the share of false ones among all of an anchor's negatives in the batch, not among its mined "
-        "ones alone, in ``[0, 1)``; or one per sample in the call: ``loss_fn(z1, z2, prior=tensor)``.",
+        doc="``tau+``, the share of false ones among all of an anchor's negatives in the batch, not its mined ones "
+        "alone; or one per sample in the call: ``loss_fn(z1, z2, prior=tensor)``.",
     )  # fmt: skip
 
     def log_mass(self, scores: Scores, t: Value) -> Tensor:

@@ -17,6 +17,8 @@ Weight = Literal["clean", "one"]
 class _Estimated(Objective):
     """The base of this family: a temperature and an estimator of the negative mass."""
 
+    pairing = "first_two"
+
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     estimator: Choice[Estimator] = Choice(
         *get_args(Estimator), short="g", default="g2", doc="``G``: ``g0`` is plain, ``g1`` debiased, ``g2`` hard too."
@@ -80,6 +82,7 @@ class NCA(_Estimated, name="nca"):
     use = "several positives per sample, pooled inside the logarithm"
     tune_first = "t, then the number of views"
     cost = "more views"
+    pairing = "views"
 
     count_positives: Flag = Flag(
         default=False, kw_only=True, doc="``M N G`` (appendix B): ``M`` identical positives are then InfoNCE."
@@ -106,7 +109,6 @@ class MixNCA(_Estimated, name="mixnca"):
     use = "as nca, with mixtures of samples as soft positives"
     tune_first = "t, then lam (.5, .7, .9)"
     cost = "mixed views"
-    pairing = "first_two"
     needs = frozenset({"mixed"})  # pyright: ignore[reportAssignmentType]
 
     lam: Real = Real(low=0, high=1, default=0.5, doc="In ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.")
@@ -130,7 +132,6 @@ class Robust(_Estimated, name="robust"):
     use = "a term that adds adversarial robustness to another objective"
     tune_first = "epsilon of the attack"
     cost = "an attack"
-    pairing = "first_two"
     needs = frozenset({"adversarial"})  # pyright: ignore[reportAssignmentType]
 
     weight: Choice[Weight] = Choice(
@@ -159,7 +160,6 @@ class IntCL(_Estimated, name="intcl"):
     use = "adversarial robustness"
     tune_first = "epsilon of the attack, then alpha"
     cost = "an attack and its forward pass"
-    pairing = "first_two"
 
     alpha: Real = Real(
         low=0, default=1.0, kw_only=True, doc="Weight of the robust term, at least 0; 0 needs no adversarial views."

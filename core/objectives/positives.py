@@ -132,8 +132,7 @@ class ArCL(Wrapper, name="arcl"):
 class AAL(ArCL, name="aal"):
     """Average alignment: :class:`ArCL` with the mean over all pairs of views instead of the worst pair.
 
-    ``L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)``: ArCL's own ablation (appendix E.2), which separates the
-    effect of several views from that of the minimum.
+    ``L(s, negatives),  s = mean_{j != k} cos(z_j, z_k)``: ArCL's ablation (E.2), several views without the minimum.
 
     >>> cp.AAL("infonce", views=3)(torch.eye(4), torch.eye(4), torch.eye(4))
     tensor(0.5944)

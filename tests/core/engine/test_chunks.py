@@ -453,7 +453,7 @@ def test_inner_problems_share_the_buffers_of_a_chunk(pairing):
 
         def per_anchor(self, pos, neg):
             parts = (cp.CLDRO(0.2), cp.CLDRO(0.05), cp.CLDRO(0.3, "chi2"))
-            return sum(part.worst_case(neg) for part in parts) + neg.mean(lambda s: s**3) - pos
+            return sum(part.per_anchor(torch.zeros_like(pos), neg) for part in parts) + neg.mean(lambda s: s**3) - pos
 
     found = []
     for engine in ("matrix", "chunks"):
