@@ -31,7 +31,7 @@ ELSEWHERE = {
         ("sigliploss sigmoidloss", "siglip", "SigLIP(temperature, bias)(z1, z2)"),
         ("supconloss supervisedcontrastive", "supcon", "SupCon(temperature)(z1, z2, labels=labels)"),
         ("triplet tripletmargin", "infonce", "InfoNCE(temperature)(anchor, positive, negatives=negative)"),
-        ("dclloss", "dcl", "DCL, debiased; lightly's decoupled one is InfoNCE(temperature, denominator='negatives')"),
+        ("dclloss", "dcl", 'DCL, debiased; lightly\'s decoupled one is InfoNCE(temperature, denominator="negatives")'),
         ("decoupledcontrastive", "infonce", 'InfoNCE(temperature, denominator="negatives")(z1, z2)'),
         ("debiased debiasedcontrastive", "dcl", "DCL(temperature, prior)(z1, z2)"),
         ("contrastive", "infonce", "InfoNCE(temperature)(z1, z2), or counterpoint.plugins.<library>.ContrastiveLoss"),

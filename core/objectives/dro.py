@@ -107,9 +107,7 @@ class CLDRO(Objective, name="dro"):
 
 
 def kl_alpha(neg: Tensor | Negatives, radius: Value, shared: bool = False) -> Tensor:
-    """Compute the optimal ``a*`` of KL-DRO, ``(anchors, 1)``; zero where the radius reaches the largest negative.
-
-    Solves ``KL(Q_a || Q0) = radius`` with ``Q_a ~ e^{s / a}`` for ``x = log(1 / a)``.
+    """Solve ``KL(Q_a || Q0) = radius``, ``Q_a ~ e^{s / a}``, for ``a``; zero where it reaches the largest negative.
 
     >>> cp.kl_alpha(torch.tensor([[0.1, 0.4, 0.7]]), radius=0.1)
     tensor([[0.5267]])
