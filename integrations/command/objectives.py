@@ -138,4 +138,7 @@ def _text(description: dict[str, Any]) -> Iterator[str]:
     for label, line in [*notes, *(("atlas", line) for line in description.get("atlas", ()))]:
         yield fill(f"    {label:12}{line}", WIDTH, subsequent_indent=" " * 16)
     if "doc" in description:
-        yield "\n" + re.sub(r":\w+:`([^`]+)`", r"\1", description["doc"])
+        doc = "\n" + re.sub(r":\w+:`([^`]+)`", r"\1", description["doc"])
+        if "\n>>> import " not in doc:
+            doc = doc.replace("\n>>> ", "\n>>> import torch, counterpoint as cp\n>>> ", 1)
+        yield doc
