@@ -41,7 +41,8 @@ class Objective(Parametrized):
 
     Subclasses declare hyper-parameters as class attributes, and implement :meth:`per_anchor`, or :meth:`losses` to see
     more of a batch than ``pos`` and ``neg``. They then work with every pairing, wrapper, host and engine; with a name
-    (``class ADNCE(InfoNCE, name="adnce")``), also in specs. Objectives compare by value but hash by identity.
+    (``class ADNCE(InfoNCE, name="adnce")``), also in specs. Objectives are frozen, but :meth:`replace` returns changed
+    ones, and a :class:`Schedule` or :class:`Learned` value moves; they compare by value but hash by identity.
 
     >>> isinstance(cp.InfoNCE(), cp.Objective), cp.InfoNCE().replace(t=0.1)
     (True, infonce:t=0.1,denominator=with_positive)
@@ -127,12 +128,13 @@ class Objective(Parametrized):
             guide: another model's embeddings of the same views, ``(B, w)`` each or ``(B, views, w)``, whose cosines
                 decide what ``false_negatives`` excludes (GISTEmbed), or are soft targets. They get no gradient.
             empty: what to do with anchors that ``false_negatives`` leaves without negatives: raise an ``error``,
-                ``keep`` the least similar one, or count their loss as ``zero`` (all count in ``mu="auto"``).
+                ``keep`` the least similar one, or count their loss as ``zero``; ``mu="auto"`` includes theirs.
             log_q: ``(B,)`` log-probability with which each sample was drawn; as a negative it counts ``1/q`` times (the
                 correction of the sampled softmax). For any weights ``w`` pass ``-log(w)``; infinity excludes.
             prior: ``(B,)`` probability that a sample's negative is a false one; replaces the objective's prior.
             positive_factor: ``(B,)`` or ``(views, B)`` factors of ``p / t`` in the numerator of the family of InfoNCE.
-                DCLW's, detached and of unit views: ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``.
+                DCLW is ``InfoNCE(t, denominator="negatives")`` with ``2 - B * softmax((z1 * z2).sum(1) / sigma, 0)``,
+                of normalized views and detached.
             adversarial, mixed: embeddings ``(B, d)``, of mixed views also ``(B, n, d)``; see :mod:`counterpoint.views`.
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they

@@ -1,8 +1,7 @@
 """Values of hyper-parameters that are not constant: scheduled, learned, tracked, or those of a host.
 
 Calling one returns its current value; its ``repr`` is its text in specs. Every :class:`counterpoint.Real` that is not
-``fixed`` accepts a :class:`Schedule` and a :class:`Learned` value. The scale and the bias of a host belong to a call,
-to its thread and to its backward pass.
+``fixed`` accepts a :class:`Schedule` and a :class:`Learned` value. Those of a host belong to a call and its thread.
 """
 
 import math
@@ -192,6 +191,7 @@ class Learned(nn.Module):
 
 def learned_values(module: nn.Module) -> tuple[dict[int, Tensor], list[nn.Parameter]]:
     """Return the values of the :class:`Learned` numbers of a module by their identity, and all other parameters."""
+    # a number at its limit may move or not by the sign of the whole gradient, which is not known before
     learned = [part for part in module.modules() if isinstance(part, Learned)]
     own = {id(p) for part in learned for p in part.parameters()}
     return {id(part): part() for part in learned}, [p for p in module.parameters() if id(p) not in own]

@@ -1,7 +1,4 @@
-"""The inner problems of CL-DRO: their gradients, and the worst case within a chi-squared radius.
-
-A dense matrix on the CPU is solved block by block, in buffers that stay in the cache.
-"""
+"""CL-DRO's inner problems: their gradients, and the worst case by chi-squared, in blocks that stay in the cache."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
