@@ -71,7 +71,7 @@ def value(text: str) -> Any:
 
 
 def parse(text: str, kind: Callable[[str], Any], total: Any, defaults: Mapping[str, Any] | None = None) -> Any:
-    """Build the objective of ``text``: ``kind`` returns a class, ``total`` a sum; ``defaults`` are of unnamed values."""
+    """Build the objective of ``text``: ``kind`` returns a class, ``total`` a sum; ``defaults`` fill what it omits."""
     if not isinstance(text, str):
         raise TypeError(f"objective: expected a spec string, got {text!r} ({type(text).__name__}).")
     refuse_list(text)
