@@ -11,8 +11,8 @@ from torch import Tensor
 from counterpoint.engine.accumulators import Accumulator
 from counterpoint.engine.mask import Mask
 from counterpoint.engine.passes import Functions
-from counterpoint.engine.quadratic import Quadratics, rows_of
-from counterpoint.engine.tiles import TileNegatives, with_constants
+from counterpoint.engine.quadratic import Quadratics, rows_of, with_constants
+from counterpoint.engine.tiles import TileNegatives
 from counterpoint.values import Value
 
 try:

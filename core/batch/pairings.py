@@ -29,7 +29,6 @@ from torch import Tensor
 from .. import checks
 from ..engine.mask import Mask
 from ..engine.matrix import MatrixNegatives, Negatives, matrix_of
-from ..engine.pairs import PairNegatives
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from ..vectors import widen
@@ -165,7 +164,8 @@ def pairing_in_force(batch: Batch, default: str) -> str:
     """Return the pairing that the call has chosen, else ``default``."""
     chosen = batch.pairing
     used = default if chosen is None else chosen
-    for name in (*chosen.keys(), *chosen.values()) if isinstance(chosen, Mapping) else (used,):
+    named = isinstance(used, str) or not isinstance(used, Mapping)
+    for name in (used,) if named else (*used.keys(), *used.values()):
         check_known("unknown pairing", name, PAIRINGS)
     if batch.queue is not None and isinstance(chosen, str) and chosen != "queue":
         given = "queue= is a pairing of its own (MoCo's)" if batch.bank == "queue" else "documents are a pairing"
@@ -193,26 +193,26 @@ def _views(batch: Batch) -> Scores:
 
 
 def _one_way(batch: Batch) -> Scores:
+    if (pairs := pairs_of(batch)) is not None:
+        return PairScores.of(pairs)
     hard = None if batch.negatives is None else batch.negatives.embeddings
-    pairs = pairs_of(batch)  # none with labels
     anchors, *others = batch.views
     if batch.labels is not None:
         return _labeled(batch, [([anchors], others)], hard)
-    pos = None if pairs is not None else torch.stack([(anchors * x).sum(-1) for x in others], 1)
-    if pos is not None and not batch.in_batch:
+    pos = torch.stack([(anchors * x).sum(-1) for x in others], 1)
+    if not batch.in_batch:
         return Scores(pos, own_negatives(batch, anchors))
     # SimCSE, supervised: hard negatives are further keys
-    return _scores(batch, [([anchors], others)], pos, hard=hard, pairs=pairs)
+    return _scores(batch, [([anchors], others)], pos, hard=hard)
 
 
 def _symmetric(batch: Batch) -> Scores:
-    if batch.labels is not None:
-        a, b = batch.views
-        return _labeled(batch, [([a], [b]), ([b], [a])])
-    pairs = pairs_of(batch, both=True)
+    if (pairs := pairs_of(batch, both=True)) is not None:
+        return PairScores.of(pairs)
     a, b = batch.views
-    pos = None if pairs is not None else (a * b).sum(-1, keepdim=True).repeat(2, 1)
-    return _scores(batch, [([a], [b])], pos, both=True, pairs=pairs)
+    if batch.labels is not None:
+        return _labeled(batch, [([a], [b]), ([b], [a])])
+    return _scores(batch, [([a], [b])], (a * b).sum(-1, keepdim=True).repeat(2, 1), both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
@@ -326,25 +326,15 @@ def _check_views(batch: Batch, name: str) -> None:
 
 
 def _scores(
-    batch: Batch,
-    parts: Sequence[Part],
-    pos: Tensor | None,
-    *,
-    both: bool = False,
-    hard: Tensor | None = None,
-    pairs: PairNegatives | None = None,
+    batch: Batch, parts: Sequence[Part], pos: Tensor, *, both: bool = False, hard: Tensor | None = None
 ) -> Scores:
-    """Compute the scores of anchors and keys, or of known ``pairs`` of both, with adversarial and mixed views."""
-    neg: Negatives = negatives_of(batch, parts, both=both, hard=hard) if pairs is None else pairs
-    if pairs is None:
-        assert pos is not None
-        scores = Scores(pos, neg)
-    else:
-        scores = PairScores.of(pairs)
+    """Compute the scores of anchors and keys, with adversarial and mixed views."""
+    neg = negatives_of(batch, parts, both=both, hard=hard)
+    scores = Scores(pos, neg)
     if batch.adversarial is None and batch.mixed is None:
         return scores
     views = [view for anchors, keys in parts for view in (*anchors, *(keys if both else ()))]
-    anchors, times = batch.stack(views), len(scores.pos) // batch.size
+    anchors, times = batch.stack(views), len(pos) // batch.size
     if batch.adversarial is not None:
         # the adversarial view as the positive; the others, clean and adversarial, as negatives (IntNaCl, Eq. 5)
         clean, attacked = parts[0][1][0], batch.adversarial[:, 0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -148,9 +147,11 @@ class PairScores(Scores):
 
     pairs: PairNegatives  # of which ``neg`` may exclude some
 
-    @cached_property
-    def pos(self) -> Tensor:  # type: ignore[override]
-        return self.pairs.pos
+    def __getattr__(self, name: str) -> Tensor:
+        if name != "pos":
+            raise AttributeError(f"{type(self).__name__} has no {name!r}.")
+        self.pos = self.pairs.pos
+        return self.pos
 
     @classmethod
     def of(cls, pairs: PairNegatives) -> PairScores:

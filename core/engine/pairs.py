@@ -1,11 +1,11 @@
 """Anchors and keys of a small batch, whose similarities are computed when the first reduction shows what is needed.
 
-A log-sum-exp, as InfoNCE asks for, is computed with the positives in one function: the exponentials are where the
-similarities were, and both gradients share the same two products. Any other reduction computes the matrix.
+Log-sum-exps of functions that are at most quadratic, as InfoNCE, ADNCE and HCL ask for, are computed with the positives
+in one function: the gradients of both share the same two products. Any other reduction computes the matrix.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,65 +14,88 @@ from torch import Tensor
 
 from .. import checks
 from .matrix import MatrixNegatives, Product
-from .quadratic import SAFE, multiple_of
+from .quadratic import SAFE, Quadratics, with_constants
 
 
 class LogSumExpOfPairs(torch.autograd.Function):
-    """Row-wise log-sum-exp ``(n, 1)`` of ``multiple`` times similarities, without ``own`` ones; and these, ``(n, P)``.
+    """Row-wise log-sum-exps ``(n, 1)`` of functions of similarities, without ``own`` ones; and these, ``(n, P)``.
 
-    ``own`` are the columns of each row's positives. With ``both``, also of the columns, whose results follow those of
-    the rows, only where the ``bound`` of the absolute similarities says that sums of exponentials neither overflow nor
-    vanish; ``own`` is then ``(2 n, 1)``, of which the halves are equal.
+    ``own`` are the columns of each row's positives, ``functions`` the numbers of ``v1 s + v2 s^2`` and its slope. With
+    ``both``, also of the columns, whose results follow those of the rows; the halves of ``own`` are then equal. Unless
+    sums of exponentials are ``safe``, these are relative to the largest.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, left: Tensor, right: Tensor, own: Tensor, multiple: float, bound: float | None, both: bool
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        left: Tensor,
+        right: Tensor,
+        own: Tensor,
+        functions: Sequence[tuple[float, float, float]],
+        safe: bool,
+        both: bool,
+    ) -> tuple[Tensor, ...]:
         own = own[: left.shape[0]] if both else own
-        w = left.mm(right.t())
-        pos = w.gather(1, own)
-        w.mul_(multiple)
-        largest = float(w.amax()) if bound is None else bound * abs(multiple)
-        if largest <= SAFE:
+        s = left.mm(right.t())
+        pos = s.gather(1, own)
+        results, weights, totals = [], [], []
+        for v1, v2, _ in functions:
+            # 1. exponents
+            if v2:
+                w = (s * v2).add_(v1).mul_(s)
+            else:
+                w = s.mul_(v1) if len(functions) == 1 else s * v1
+            if not safe:
+                top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
+                w.sub_(top)
+            # 2. exponentials and their sums
             w.exp_().scatter_(1, own, 0.0)
             total = torch.cat([w.sum(1), w.sum(0)]).unsqueeze(1) if both else w.sum(1, keepdim=True)
-            lse = total.log()
-            if bound is None and not float(lse.amin()) >= -SAFE:  # a row of exponentials has vanished
-                w = left.mm(right.t()).mul_(multiple)
-                total, lse = _shifted(w, own)
-        else:
-            total, lse = _shifted(w, own)
-        ctx.save_for_backward(left, right, own, w, total)
-        ctx.multiple, ctx.both = multiple, both
-        return lse, pos.repeat(2, 1) if both else pos
+            results.append(total.log() if safe else total.log().add_(top))
+            weights.append(w)
+            totals.append(total)
+        ctx.save_for_backward(left, right, own, *weights, *totals)
+        ctx.functions, ctx.both = functions, both
+        ctx.set_materialize_grads(False)
+        return *results, pos.repeat(2, 1) if both else pos
 
     @staticmethod
-    def backward(ctx: Any, d_lse: Tensor, d_pos: Tensor) -> tuple[Tensor | None, ...]:
-        left, right, own, w, total = ctx.saved_tensors
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        (left, right, own, *saved), functions = ctx.saved_tensors, ctx.functions
+        weights, totals, ds = saved[: len(functions)], saved[len(functions) :], None
         with checks.exact(left.device):
             if torch.is_grad_enabled():  # of a second derivative
                 s = left @ right.T
                 s, own = (torch.cat([s, s.T]), own.repeat(2, 1)) if ctx.both else (s, own)
-                found = (s * ctx.multiple).scatter(1, own, -math.inf).logsumexp(1, keepdim=True), s.gather(1, own)
+                matrix = MatrixNegatives(s, own)
+                found = [matrix.logsumexp(_with_slope(*function)) for function in functions] + [s.gather(1, own)]
+                used = [pair for pair in zip(found, gradients, strict=True) if pair[1] is not None]
                 leaves = [x for x in (left, right) if x.requires_grad]
-                gradients = iter(torch.autograd.grad(found, leaves, (d_lse, d_pos), create_graph=True))
-                return *(next(gradients) if x.requires_grad else None for x in (left, right)), None, None, None, None
-            factor = d_lse * ctx.multiple / total
-            if ctx.both:
-                (rows, columns), (d_rows, d_columns) = factor.chunk(2), d_pos.chunk(2)
-                factor, d_pos = rows + columns.t(), d_rows + d_columns
-            ds = (w * factor).scatter_(1, own, d_pos)  # where the weights are zero
+                outputs, gradients = zip(*used, strict=True)
+                computed = iter(torch.autograd.grad(outputs, leaves, gradients, create_graph=True))
+                of_both = (next(computed) if x.requires_grad else None for x in (left, right))
+                return *of_both, None, None, None, None
+            # 1. gradients of the similarities, zero where these are positives
+            for (_, _, slope), w, total, d in zip(functions, weights, totals, gradients, strict=False):
+                if d is not None:
+                    factor = d * slope / total
+                    if ctx.both:
+                        rows, columns = factor.chunk(2)
+                        factor = rows + columns.t()
+                    ds = w * factor if ds is None else ds.addcmul_(w, factor)
+            ds = torch.zeros_like(weights[0]) if ds is None else ds
+            # 2. of the positives
+            if (d_pos := gradients[-1]) is not None:
+                ds.scatter_(1, own, sum(d_pos.chunk(2)) if ctx.both else d_pos)
+            # 3. of anchors and keys
             d_left = ds.mm(right) if ctx.needs_input_grad[0] else None
             d_right = ds.t().mm(left) if ctx.needs_input_grad[1] else None
         return d_left, d_right, None, None, None, None
 
 
-def _shifted(w: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute row-wise sums of exponentials relative to the largest, in place, and log-sum-exps, without ``own``."""
-    top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
-    total = w.sub_(top).exp_().sum(1, keepdim=True)
-    return total, total.log().add_(top)
+def _with_slope(v1: float, v2: float, slope: float) -> Callable[[Tensor], Tensor]:
+    """Return ``v1 s + v2 s^2`` as a function with this derivative."""
+    return lambda s: slope * s + ((v1 - slope) * s + v2 * s**2).detach()
 
 
 class PairNegatives(MatrixNegatives):
@@ -82,7 +105,7 @@ class PairNegatives(MatrixNegatives):
     """
 
     def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float | None, both: bool = False) -> None:
-        self.left, self.right, self.own, self.bound, self.both = left, right, own, bound, both
+        self.left, self.right, self.own, self.both, self._bound = left, right, own, both, bound
         self.skip, self.drop, self.log_weight, self.workspace, self._buffers = own, None, None, None, 0
         self.count = float(right.shape[0] - own.shape[1])
         self._differentiated = torch.is_grad_enabled()  # the first reduction may be one without gradient
@@ -97,16 +120,25 @@ class PairNegatives(MatrixNegatives):
     def pos(self) -> Tensor:
         """The similarities of each anchor's positives, ``(anchors, P)``."""
         with torch.set_grad_enabled(self._differentiated):
-            return self.scores.gather(1, self.own)
+            if "scores" in vars(self):
+                return self.scores.gather(1, self.own)
+            pos = torch.stack([(self.left * x).sum(1) for x in self.right.split(self.left.shape[0])], 1)
+            return pos.repeat(2, 1) if self.both else pos
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        known = self.__dict__.keys() & {"scores", "pos"}
-        if not (known or per_anchor or guided) and torch.is_grad_enabled() == self._differentiated:
-            multiple, bound = multiple_of(f), self.bound
-            if bound is None and self.both:
-                norms = [torch.linalg.vector_norm(x.detach(), dim=1) for x in (self.left, self.right)]
-                bound = float(norms[0].amax() * norms[1].amax())
-            if multiple is not None and (not self.both or (bound or 0.0) * abs(multiple) <= SAFE):
-                lse, self.pos = LogSumExpOfPairs.apply(self.left, self.right, self.own, multiple, bound, self.both)
-                return lse
+        first = "scores" not in vars(self) and not guided and torch.is_grad_enabled() == self._differentiated
+        functions, constants = (first and Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype)) or (None, [])
+        if functions is not None and (fixed := functions.fixed) is not None:
+            safe = functions.bounded(self.bound(), SAFE)
+            if safe or not self.both:
+                found = LogSumExpOfPairs.apply(self.left, self.right, self.own, fixed, safe, self.both)
+                vars(self).setdefault("pos", found[-1])
+                return with_constants(constants, found[:-1])
         return super().logsumexp(f, *per_anchor, guided=guided)
+
+    def bound(self) -> float:
+        """Return a bound of the absolute similarities."""
+        if self._bound is None:
+            norms = (torch.linalg.vector_norm(x.detach(), dim=1).amax() for x in (self.left, self.right))
+            self._bound = math.prod(map(float, norms))
+        return self._bound

@@ -53,6 +53,8 @@ class Quadratic:
         return self._with(_sum(self.value, other.value), _sum(self.slope, other.slope))
 
     def __mul__(self, other: Any) -> Quadratic:
+        if isinstance(other, float):
+            return self._with([v * other for v in self.value], [d * other for d in self.slope])
         other = self._operand(other)
         slope = _sum(_product(self.slope, other.value), _product(self.value, other.slope))
         return self._with(_product(self.value, other.value), slope)
@@ -168,16 +170,16 @@ class Quadratics:
         try:
             output = f(Quadratic([0.0, 1.0], [1.0], dtype), *per_anchor)
             results: list[Quadratic] = [*output] if isinstance(output, tuple) else [output]
-            values = [[*q.value, 0.0, 0.0, 0.0][:3] for q in results]
-            slopes = [[*map(_detached, q.slope), 0.0, 0.0][:2] for q in results]
+            rows = [(*[*q.value, 0.0, 0.0, 0.0][:3], *[*map(_detached, q.slope), 0.0, 0.0][:2]) for q in results]
         except Exception:  # whatever f does that a quadratic cannot; an error of f itself is raised by its next call
             return None
-        tensors = [x for row in [*values, *slopes] for x in row if isinstance(x, Tensor)]
+        tensors = [x for row in rows for x in row if isinstance(x, Tensor)]
         if any(x.numel() > 1 and x.shape != (anchors, 1) for x in tensors):
             return None
-        if any(_magnitude(v[2], 0.0) > MAX_CURVATURE for v in values):
+        if any(_magnitude(row[2], 0.0) > MAX_CURVATURE for row in rows):
             return None
-        functions, constants = Quadratics([v[1:] for v in values], slopes), [v[0] for v in values]
+        functions = Quadratics([row[1:3] for row in rows], [row[3:] for row in rows])
+        constants = [row[0] for row in rows]
         after = {q.after for q in results}
         if after == {""}:
             return functions, constants
@@ -214,8 +216,8 @@ class Quadratics:
 
     def bounded(self, bound: float, limit: float) -> bool:
         """Return whether ``|v1 s + v2 s^2|`` is known to be at most ``limit`` wherever ``|s| <= bound``."""
-        most = (sum(_magnitude(v, math.inf) * bound**n for n, v in enumerate(row, 1)) for row in self.values)
-        return all(x <= limit for x in most)
+        of = [(_magnitude(v1, math.inf), _magnitude(v2, math.inf)) for v1, v2 in self.values]
+        return all(v1 * bound + v2 * bound**2 <= limit for v1, v2 in of)
 
     @property
     def scale(self) -> float:
@@ -228,6 +230,16 @@ class Quadratics:
     def _constant(self, k: int) -> bool:
         """Return whether the gradient needs only the slope, which has one value per anchor."""
         return is_zero(self.slopes[k][1]) and not any(isinstance(v, Tensor) for v in self.values[k])
+
+    @property
+    def fixed(self) -> list[tuple[float, float, float]] | None:
+        """Return ``v1, v2, d0`` of each function if these are numbers, and its slope is constant."""
+        functions: list[Any] = []
+        for (v1, v2), (d0, d1) in zip(self.values, self.slopes, strict=True):
+            if self.after or not is_zero(d1) or any([isinstance(x, Tensor) for x in (v1, v2, d0)]):
+                return None
+            functions.append((v1, v2, d0))
+        return functions
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
         """Multiply the gradient of result ``k`` by its derivative where that is constant."""
@@ -337,11 +349,7 @@ def _number(x: Value) -> float:
     return float(x.detach() if isinstance(x, Tensor) else x)
 
 
-def multiple_of(f: Callable[..., Any]) -> float | None:
-    """Return the number that ``f`` multiplies similarities by, or None if it is another function."""
-    functions, constants = Quadratics.of(f, (), 0, torch.float32) or (None, [])
-    if functions is None or functions.number > 1 or functions.after:
-        return None
-    ((factor, square),), (slope,) = functions.values, functions.slopes
-    is_multiple = isinstance(factor, float) and [*constants, square, *slope] == [0.0, 0.0, factor, 0.0]
-    return factor if is_multiple else None  # type: ignore[return-value]
+def with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
+    """Add the constant terms to the results; return the only one, or a tuple."""
+    results = [x if is_zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
+    return results[0] if len(results) == 1 else tuple(results)

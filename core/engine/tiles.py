@@ -23,7 +23,7 @@ from .functions import Traced
 from .mask import Limits, Mask, Workspace, with_own_guide
 from .matrix import MatrixNegatives, Negatives
 from .passes import Functions, ReduceTiles, TilePass
-from .quadratic import SAFE, Quadratics, Softplus, is_zero, rows_of
+from .quadratic import SAFE, Quadratics, Softplus, rows_of, with_constants
 
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.
 CACHED = 2**24
@@ -264,9 +264,3 @@ class TileNegatives(Negatives):
 def _of_one(f: Callable[[Tensor], Tensor]) -> Traced:
     """Return a function of the similarity alone."""
     return Traced(f, (), (), (), 1.0, 1, False)
-
-
-def with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:
-    """Add the constant terms to the results; return the only one, or a tuple."""
-    results = [x if is_zero(c) else x + c for x, c in zip(reduced, constants, strict=True)]
-    return results[0] if len(results) == 1 else tuple(results)
