@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -49,6 +50,7 @@ class Batch:
     group: ProcessGroup | None = None  # the processes that share the batch, if several do
     of_documents: ProcessGroup | None = None
     offset: int = 0  # of this process's samples in the batch of all processes
+    largest_norm: float = math.inf  # of a view's rows, once they are checked
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
@@ -198,7 +200,12 @@ class Batch:
         return EPS_HALF if z.dtype == torch.float16 else EPS
 
     def check_finite(self) -> None:
-        """Raise if a view contains NaN or infinity."""
+        """Raise if a view contains NaN or infinity; on a CPU, store the largest norm."""
+        if self.device.type == "cpu" and not checks.traced():
+            norms = [float(torch.linalg.vector_norm(view.detach(), dim=-1).amax()) for view in self.raw]
+            if math.isfinite(sum(norms)):
+                self.largest_norm = max(norms)
+                return
         for i, view in enumerate(self.raw, 1):
             checks.require_finite(view, f"view {i}")
 

@@ -84,7 +84,7 @@ def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
     anchors, *others = batch.views
     keys = batch.stack(others)
     own = own_columns(batch.size * (1 + both), keys.shape[0], batch.size, batch.device)
-    return PairNegatives(anchors, keys, own, batch.bound, both)
+    return PairNegatives(anchors, keys, own, batch.bound or batch.largest_norm**2, both)
 
 
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:

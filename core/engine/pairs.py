@@ -4,7 +4,6 @@ Log-sum-exps of functions that are at most quadratic, as InfoNCE, ADNCE and HCL 
 in one function: the gradients of both share the same two products. Any other reduction computes the matrix.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -101,11 +100,12 @@ def _with_slope(v1: float, v2: float, slope: float) -> Callable[[Tensor], Tensor
 class PairNegatives(MatrixNegatives):
     """:class:`MatrixNegatives` of embeddings, with each anchor's positives, ``own`` columns that are not negatives.
 
-    With ``both``, the keys are anchors too, after the others, and ``own`` has rows for both.
+    ``bound`` is that of the absolute similarities. With ``both``, the keys are anchors too, after the others, and
+    ``own`` has rows for both.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float | None, both: bool = False) -> None:
-        self.left, self.right, self.own, self.both, self._bound = left, right, own, both, bound
+    def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float, both: bool = False) -> None:
+        self.left, self.right, self.own, self.both, self.bound = left, right, own, both, bound
         self.skip, self.drop, self.log_weight, self.workspace, self._buffers = own, None, None, None, 0
         self.count = float(right.shape[0] - own.shape[1])
         self._differentiated = torch.is_grad_enabled()  # the first reduction may be one without gradient
@@ -129,16 +129,9 @@ class PairNegatives(MatrixNegatives):
         first = "scores" not in vars(self) and not guided and torch.is_grad_enabled() == self._differentiated
         functions, constants = (first and Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype)) or (None, [])
         if functions is not None and (fixed := functions.fixed) is not None:
-            safe = functions.bounded(self.bound(), SAFE)
+            safe = functions.bounded(self.bound, SAFE)
             if safe or not self.both:
                 found = LogSumExpOfPairs.apply(self.left, self.right, self.own, fixed, safe, self.both)
                 vars(self).setdefault("pos", found[-1])
                 return with_constants(constants, found[:-1])
         return super().logsumexp(f, *per_anchor, guided=guided)
-
-    def bound(self) -> float:
-        """Return a bound of the absolute similarities."""
-        if self._bound is None:
-            norms = (torch.linalg.vector_norm(x.detach(), dim=1).amax() for x in (self.left, self.right))
-            self._bound = math.prod(map(float, norms))
-        return self._bound
