@@ -18,34 +18,7 @@ from ..values import Value
 class Scores:
     """The positive similarities and the negatives of a batch, as an objective reads them.
 
-    Attributes:
-        pos: ``(anchors, P)`` positive similarities; entries that ``pos_mask`` rules out are finite.
-        neg: the negatives.
-        pos_mask: ``(anchors, P)``, True where there is a positive; None if there are ``P`` for each anchor.
-        pairing: name of the pairing; ``logits`` or ``scores`` for similarities computed elsewhere.
-        denominator_pos: ``(anchors, 1)`` similarity that stays in the denominator in place of the positive (ArCL's
-            Algorithm 1), or None.
-        negatives_only: True if the denominator has no positive (ArCL's Algorithm 2).
-        v: ``(anchors, P')`` positives that enter the estimators g1 and g2; None means ``pos``.
-        prior: ``(anchors, 1)`` class prior that replaces the objective's own.
-        index: ``(anchors, 2)`` position of each anchor's sample in the data set, and the number of its view, or None.
-        positive_factor: ``(anchors, 1)`` factor of ``p / t`` in the numerator of the family of InfoNCE, or None.
-        anchor_factor: ``(anchors,)`` factors of the losses in the final average, or None.
-        rows: if the anchors are some of the rows of a matrix: ``(rows,)``, True for these; the others' loss is zero.
-        share: fraction of the averaged rows that have negatives; the others enter the average with loss zero.
-        adversarial: similarities to the adversarial view, with their own negatives.
-        mixed: similarities to each mixed view, with their own negatives.
-        views: number of views of a sample, if known.
-        unfiltered: the negatives before ``false_negatives=``, for reports.
-        removed: by rule, the largest similarity of a negative, ``(anchors, 1)``.
-        emptied: ``(anchors, 1)``, whether the rules exclude all negatives, so that the least similar one stays.
-        judge: the negatives as a guide model sees them, which decides instead of ``unfiltered``.
-        guide_pos: ``(anchors, P)`` similarities of the positives by the guide, or None.
-        bound: of the absolute similarities, if known.
-        exempt: number of keys, the last, to which ``false_negatives=`` does not apply.
-        hard: number of keys, the last, that are hard negatives, if the batch alone does not say.
-        times: how often the positive counts in the denominator of the family of InfoNCE.
-        width: of the embeddings, if known.
+    Shapes are ``(anchors, P)`` for values of positives, ``(anchors, 1)`` for values of anchors; None if not given.
 
     >>> import torch, counterpoint as cp
     >>> scores = cp.Scores(torch.tensor([[0.8]]), cp.MatrixNegatives(torch.tensor([[0.1, 0.4]])))
@@ -53,32 +26,32 @@ class Scores:
     tensor([[0.5282]])
     """
 
-    pos: Tensor
+    pos: Tensor  # similarities; entries that pos_mask rules out are finite
     neg: Negatives
-    pos_mask: Tensor | None = None
-    pairing: str = "scores"
-    denominator_pos: Tensor | None = None
-    negatives_only: bool = False
-    v: Tensor | None = None
-    prior: Tensor | None = None
-    index: Tensor | None = None
-    positive_factor: Tensor | None = None
-    anchor_factor: Tensor | None = None
-    rows: Tensor | None = None
-    share: Value = 1.0
-    adversarial: Scores | None = None
-    mixed: list[Scores] = field(default_factory=list)
-    views: int | None = None
-    unfiltered: Negatives | None = None
-    removed: dict[str, Tensor] = field(default_factory=dict)
-    emptied: Tensor | None = None
-    judge: Negatives | None = None
-    guide_pos: Tensor | None = None
-    bound: float | None = None
-    exempt: int = 0
-    hard: int | None = None
-    times: float = 1.0
-    width: int | None = None
+    pos_mask: Tensor | None = None  # True where there is a positive; None: P for each anchor
+    pairing: str = "scores"  # its name; "logits" or "scores" for similarities computed elsewhere
+    denominator_pos: Tensor | None = None  # in the denominator in place of the positive (ArCL's Algorithm 1)
+    negatives_only: bool = False  # whether the denominator has no positive (ArCL's Algorithm 2)
+    v: Tensor | None = None  # (anchors, P') positives that enter the estimators g1 and g2; None: pos
+    prior: Tensor | None = None  # class prior that replaces the objective's own
+    index: Tensor | None = None  # (anchors, 2), the sample's position in the data set and the number of the view
+    positive_factor: Tensor | None = None  # factor of p / t in the numerator of the family of InfoNCE
+    anchor_factor: Tensor | None = None  # (anchors,) factors of the losses in the final average
+    rows: Tensor | None = None  # (rows,), True for those of a matrix that are anchors; the others' loss is zero
+    share: Value = 1.0  # of the averaged rows that have negatives; the others enter the average with loss zero
+    adversarial: Scores | None = None  # similarities to the adversarial view, with their own negatives
+    mixed: list[Scores] = field(default_factory=list)  # to each mixed view
+    views: int | None = None  # of a sample, if known
+    unfiltered: Negatives | None = None  # before false_negatives=, for reports
+    removed: dict[str, Tensor] = field(default_factory=dict)  # the largest similarity of a negative, by rule
+    emptied: Tensor | None = None  # whether the rules exclude all negatives, so that the least similar one stays
+    judge: Negatives | None = None  # as a guide model sees them, which decides instead of unfiltered
+    guide_pos: Tensor | None = None  # similarities by the guide
+    bound: float | None = None  # of the absolute similarities, if known
+    exempt: int = 0  # number of keys, the last, to which false_negatives= does not apply
+    hard: int | None = None  # number of keys, the last, that are hard negatives, if the batch alone does not say
+    times: float = 1.0  # how often the positive counts in the denominator of the family of InfoNCE
+    width: int | None = None  # of the embeddings, if known
 
     def class_positives(self) -> tuple[Tensor, Tensor | None]:
         """Return the positives that enter g1 and g2, and their mask."""
