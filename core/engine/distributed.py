@@ -51,7 +51,7 @@ class ProcessGroup:
         """Return the rows of all processes in the order of ranks; a process may have several rows per sample."""
         own = self.sizes[self.rank]
         per_sample = len(x) // own if own else 1
-        return _Gather.apply(x, self, [per_sample * size for size in self.sizes])  # type: ignore[no-any-return]
+        return _Exchange.apply(x, self, [per_sample * size for size in self.sizes], False)  # type: ignore[no-any-return]
 
     def mean(self, x: Tensor, weights: Tensor | None = None) -> Tensor:
         """Take the weighted mean of all processes' rows; averaged over processes, its gradient is the mean's."""
@@ -68,42 +68,28 @@ class ProcessGroup:
         return x
 
 
-class _Gather(torch.autograd.Function):
-    """All processes' rows; the backward pass sums each row's gradients over processes."""
+class _Exchange(torch.autograd.Function):
+    """All processes' rows or, ``back``, the sum over processes of this process's; each is the gradient of the other."""
 
     @staticmethod
-    def forward(x: Tensor, group: ProcessGroup, rows: list[int]) -> Tensor:
-        most = max(rows)  # collectives need equal numbers of rows
+    def forward(x: Tensor, group: ProcessGroup, rows: list[int], back: bool) -> Tensor:
+        most, uneven = max(rows), min(rows) < max(rows)  # collectives need equal numbers of rows
+        if back:
+            x = torch.cat([_padded(part, most) for part in x.split(rows)]) if uneven else x.contiguous()
+            own = x.new_empty(most, *x.shape[1:])
+            dist.reduce_scatter_tensor(own, x, group=group.handle)
+            return own[: rows[group.rank]]
         gathered = x.new_empty(most * group.world_size, *x.shape[1:])
         dist.all_gather_into_tensor(gathered, _padded(x.detach(), most), group=group.handle)
-        if min(rows) == most:
-            return gathered
-        return torch.cat([part[:n] for part, n in zip(gathered.split(most), rows, strict=True)])
+        return torch.cat([part[:n] for part, n in zip(gathered.split(most), rows, strict=True)]) if uneven else gathered
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        _, ctx.group, ctx.rows = inputs
+        _, ctx.group, ctx.rows, ctx.back = inputs
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _ReduceScatter.apply(grad, ctx.group, ctx.rows), None, None
-
-
-class _ReduceScatter(_Gather):
-    """The sum over processes of this process's rows."""
-
-    @staticmethod
-    def forward(x: Tensor, group: ProcessGroup, rows: list[int]) -> Tensor:
-        most = max(rows)
-        if min(rows) < most:
-            x = torch.cat([_padded(part, most) for part in x.split(rows)])
-        own = x.new_empty(most, *x.shape[1:])
-        dist.reduce_scatter_tensor(own, x.contiguous(), group=group.handle)
-        return own[: rows[group.rank]]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _Gather.apply(grad, ctx.group, ctx.rows), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return _Exchange.apply(grad, ctx.group, ctx.rows, not ctx.back), None, None, None
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
