@@ -7,7 +7,7 @@ three products, where tiles that are recomputed take four. Memory is ``O(chunk x
 objective sees the chunk as it sees a batch, and autograd differentiates it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,18 +79,6 @@ class Chunk(TileNegatives):
             super().check_limits(self.whole.count)  # the message names rows of the batch
 
 
-def chunks_of(
-    neg: TileNegatives, gradient_of: Callable[[Tensor], Tensor | None]
-) -> Iterator[tuple[slice, Chunk, Block]]:
-    """Yield all anchors, a chunk of one block after the other, with their negatives; ``gradient_of`` the keys."""
-    workspaces: list[Workspace] = []
-    for block in neg.blocks():
-        size = rows_of_chunk(block.left.device.type, len(block.left), *block.right.shape)
-        for first in range(block.rows.start, block.rows.stop, size):
-            rows = slice(first, min(first + size, block.rows.stop))
-            yield rows, Chunk(neg, block, rows, workspaces, gradient_of(block.right)), block
-
-
 def loss_in_chunks(
     neg: TileNegatives,
     loss: Callable[[slice, Chunk, Sequence[Tensor]], Tensor],
@@ -105,33 +93,40 @@ def loss_in_chunks(
     trained = [x for x in parameters if x.requires_grad]
     sums: dict[int, tuple[Tensor, Tensor]] = {}  # each tensor with its gradient
     total: Tensor | None = None
+    workspaces: list[Workspace] = []
 
     def gradient_of(x: Tensor) -> Tensor | None:
         if x.requires_grad and id(x) not in sums:
             sums[id(x)] = x, torch.zeros_like(x)
         return sums[id(x)][1] if x.requires_grad else None
 
-    for rows, chunk, block in chunks_of(neg, gradient_of):
-        # 1. the loss, as a function of the chunk's own copies
-        leaves = [x.detach()[rows].requires_grad_(x.requires_grad) for x in tensors]
-        with torch.enable_grad():
-            part = loss(rows, chunk, leaves)
-        local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
-        copies: list[tuple[Tensor, Tensor, Any]] = [(chunk.left, block.left, local), (chunk.right, block.right, ...)]
-        copies += [(leaf, x, rows) for leaf, x in zip(leaves, tensors, strict=True)]
-        copies += [(x, x, ...) for x in trained]
-        copies = [copy for copy in copies if copy[0].requires_grad]
-        wanted = [leaf for leaf, _, _ in copies]
-        if total is None:
-            ends = [leaf.grad_fn for leaf in wanted if leaf.grad_fn is not None]
-            if not {*map(id, checks.leaves_of(part, ends))} <= {*map(id, wanted)}:
-                return None
-        total = part.detach() if total is None else total + part.detach()
-        # 2. its gradients, added to those of the whole batch
-        found = torch.autograd.grad(part, wanted, allow_unused=True, retain_graph=True) if part.requires_grad else ()
-        for (_, x, place), g in zip(copies, found, strict=False):
-            if g is not None and (sum_of := gradient_of(x)) is not None:
-                sum_of[place] += g
+    for block in neg.blocks():
+        size = rows_of_chunk(block.left.device.type, len(block.left), *block.right.shape)
+        for first in range(block.rows.start, block.rows.stop, size):
+            rows = slice(first, min(first + size, block.rows.stop))
+            chunk = Chunk(neg, block, rows, workspaces, gradient_of(block.right))
+            # 1. the loss, as a function of the chunk's own copies
+            leaves = [x.detach()[rows].requires_grad_(x.requires_grad) for x in tensors]
+            with torch.enable_grad():
+                part = loss(rows, chunk, leaves)
+            local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
+            copies: list[Any] = [(chunk.left, block.left, local), (chunk.right, block.right, ...)]
+            copies += [(leaf, x, rows) for leaf, x in zip(leaves, tensors, strict=True)]
+            copies += [(x, x, ...) for x in trained]
+            copies = [copy for copy in copies if copy[0].requires_grad]
+            wanted = [leaf for leaf, _, _ in copies]
+            if total is None:
+                ends = [leaf.grad_fn for leaf in wanted if leaf.grad_fn is not None]
+                if not {*map(id, checks.leaves_of(part, ends))} <= {*map(id, wanted)}:
+                    return None
+            total = part.detach() if total is None else total + part.detach()
+            # 2. its gradients, added to those of the whole batch
+            found: Sequence[Tensor | None] = ()
+            if part.requires_grad:
+                found = torch.autograd.grad(part, wanted, allow_unused=True, retain_graph=True)
+            for (_, x, place), g in zip(copies, found, strict=False):
+                if g is not None and (sum_of := gradient_of(x)) is not None:
+                    sum_of[place] += g
     assert total is not None
     return _Differentiated.apply(total, [g for _, g in sums.values()], *(x for x, _ in sums.values()))  # type: ignore[no-any-return]
 
