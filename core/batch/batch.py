@@ -14,7 +14,7 @@ from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, UnitViews, unit
-from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, KnownOptions, Pairing, View, checked_log_q, chosen_directions
+from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, Pairing, View, checked_log_q, chosen_directions
 from .rules import Rule, as_rules
 from .scores import Scores
 
@@ -54,18 +54,10 @@ class Batch:
     _views: list[Tensor] | None = None
     _stack: Tensor | None = None
 
-    def __init__(
-        self,
-        views: Sequence[View],
-        *,
-        pairing: Pairing | Mapping[str, str] | None = None,
-        stacked: bool = False,
-        normalize: bool = True,
-        engine: str = "auto",
-        **known: Unpack[KnownOptions],
-    ) -> None:
-        self.pairing: Pairing | Mapping[str, str] | None = pairing
-        self.normalize = normalize
+    def __init__(self, views: Sequence[View], **known: Unpack[BatchOptions]) -> None:
+        self.pairing: Pairing | Mapping[str, str] | None = known.pop("pairing", None)
+        self.normalize: bool = known.pop("normalize", True)
+        stacked, engine = known.pop("stacked", False), known.pop("engine", "auto")
         queue, given = known.get("queue"), any(isinstance(x, Keys) for x in (*views, *known.values()))
         if given and (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
             views, known["queue"], self.bank = views[:1], documents, "documents"
@@ -76,13 +68,13 @@ class Batch:
         self.dtype = torch.float64 if torch.float64 in [view.dtype for view in self.raw] else torch.float32
         self.scores: dict[str, Scores] = {}  # of each pairing so far
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
-        if known or pairing == "joint":
+        if known or self.pairing == "joint":
             self._describe(**known)
         self.engine, self.edge = self._requested_engine(engine)
         if known:
             self.guide = self._guide(known.get("guide"))
 
-    def _describe(self, **known: Unpack[KnownOptions]) -> None:
+    def _describe(self, **known: Unpack[BatchOptions]) -> None:
         """Check and store the labels, ids, weights and further keys of the batch."""
         ids, labels, index, hardness = known.get("ids"), known.get("labels"), known.get("index"), known.get("hardness")
         prior, positive_factor, log_q = known.get("prior"), known.get("positive_factor"), known.get("log_q")

@@ -123,9 +123,13 @@ def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Te
     return log_q.detach().to(dtype).reshape(-1)
 
 
-class KnownOptions(TypedDict, total=False):
-    """The keyword arguments of a call that describe the batch beside its views."""
+class BatchOptions(TypedDict, total=False):
+    """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
 
+    pairing: Pairing | Mapping[str, str] | None
+    stacked: bool
+    normalize: bool
+    engine: str
     directions: Sequence[str] | None
     hardness: tuple[str, float] | None
     queue: Tensor | Keys | None
@@ -142,15 +146,6 @@ class KnownOptions(TypedDict, total=False):
     positive_factor: Tensor | None
     adversarial: Tensor | None
     mixed: Tensor | None
-
-
-class BatchOptions(KnownOptions, total=False):
-    """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
-
-    pairing: Pairing | Mapping[str, str] | None
-    stacked: bool
-    normalize: bool
-    engine: str
 
 
 OPTIONS = (*BatchOptions.__annotations__, "gather", "reduction")

@@ -164,8 +164,8 @@ def pairing_in_force(batch: Batch, default: str) -> str:
     """Return the pairing that the call has chosen, else ``default``."""
     chosen = batch.pairing
     used = default if chosen is None else chosen
-    named = isinstance(used, str) or not isinstance(used, Mapping)
-    for name in (used,) if named else (*used.keys(), *used.values()):
+    # a text first: a mapping takes longer to recognize
+    for name in (used,) if isinstance(used, str) or not isinstance(used, Mapping) else (*used.keys(), *used.values()):
         check_known("unknown pairing", name, PAIRINGS)
     if batch.queue is not None and isinstance(chosen, str) and chosen != "queue":
         given = "queue= is a pairing of its own (MoCo's)" if batch.bank == "queue" else "documents are a pairing"
