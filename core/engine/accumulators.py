@@ -8,6 +8,8 @@ which are a hundred times slower on CPUs.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,16 +24,16 @@ NEGLIGIBLE = 1e-16
 SMALL = 2.0**-14
 
 
+@dataclass
 class Accumulator:
     """Running statistics of the functions of an anchor's similarities: tensors ``(functions, anchors)``."""
 
-    unit: float = 1.0  # that exponents are multiplied by before they are added
-    averages = False  # whether sums are divided by the count
-    initial: tuple[float, ...] = (0.0,)  # each statistic, before the first tile
+    unit: ClassVar[float] = 1.0  # that exponents are multiplied by before they are added
+    averages: ClassVar[bool] = False  # whether sums are divided by the count
+    initial: ClassVar[tuple[float, ...]] = (0.0,)  # each statistic, before the first tile
 
-    def __init__(self, count: Value, state: Sequence[Tensor]) -> None:
-        self.count = count
-        self.state = state
+    count: Value
+    state: Sequence[Tensor]
 
     def add(self, k: int, x: Tensor, tile: Tile, workspace: Workspace) -> None:
         """Add the values of function ``k`` in a tile, and overwrite them."""

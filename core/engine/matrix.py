@@ -51,17 +51,12 @@ class Negatives(ABC):
     """
 
     engine: str = "matrix"
+    count: Value  # of negatives per anchor: a float if it is the same for all, else (anchors, 1)
     group: ProcessGroup | None = None
-    guide: Negatives | None = None
-    """The same anchors and keys by a guide's embeddings."""
-    optional: bool = False
-    """Whether an anchor may have none, because others are joined to these."""
-    valid: Value = 1.0
-    """Factor of the loss, ``(anchors, 1)``: NaN for anchors without negatives where no error can be raised."""
-    counted: Tensor | None = None
-    """Which anchors are part of the batch's statistics, ``(anchors, 1)``; None: all."""
-    count: Value
-    """Number of negatives per anchor: a float if it is the same for all, else ``(anchors, 1)``."""
+    guide: Negatives | None = None  # the same anchors and keys by a guide's embeddings
+    optional: bool = False  # whether an anchor may have none, because others are joined to these
+    valid: Value = 1.0  # factor of the loss, (anchors, 1): NaN for anchors without negatives where no error is raised
+    counted: Tensor | None = None  # which anchors are part of the batch's statistics, (anchors, 1); None: all
 
     if not TYPE_CHECKING:
 
@@ -214,15 +209,13 @@ class MatrixNegatives(Negatives):
     tensor([[0.2200]])
     """
 
+    workspace: Workspace | None = None  # of a chunk, to reuse
+    _buffers = 0
+
     def __init__(
         self, scores: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
-        self.scores = scores
-        self.skip = skip
-        self.drop = drop
-        self.log_weight = log_weight
-        self.workspace: Workspace | None = None
-        self._buffers = 0
+        self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:

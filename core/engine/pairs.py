@@ -39,18 +39,17 @@ class LogSumExpOfPairs(torch.autograd.Function):
         pos = s.gather(1, own)
         results, weights, totals = [], [], []
         for v1, v2, _ in functions:
-            # 1. exponents
-            if v2:
-                w = (s * v2).add_(v1).mul_(s)
-            else:
-                w = s.mul_(v1) if len(functions) == 1 else s * v1
+            # 1. exponents, alone in the place of the similarities
+            out = s if len(functions) == 1 else None
+            w = (s * v2).add_(v1).mul_(s) if v2 else torch.mul(s, v1, out=out)
+            top: Tensor | None = None
             if not safe:
                 top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)
                 w.sub_(top)
             # 2. exponentials and their sums
             w.exp_().scatter_(1, own, 0.0)
             total = torch.cat([w.sum(1), w.sum(0)]).unsqueeze(1) if both else w.sum(1, keepdim=True)
-            results.append(total.log() if safe else total.log().add_(top))
+            results.append(total.log() if top is None else total.log().add_(top))
             weights.append(w)
             totals.append(total)
         ctx.save_for_backward(left, right, own, *weights, *totals)
@@ -106,7 +105,7 @@ class PairNegatives(MatrixNegatives):
 
     def __init__(self, left: Tensor, right: Tensor, own: Tensor, bound: float, both: bool = False) -> None:
         self.left, self.right, self.own, self.both, self.bound = left, right, own, both, bound
-        self.skip, self.drop, self.log_weight, self.workspace, self._buffers = own, None, None, None, 0
+        self.skip, self.drop, self.log_weight = own, None, None
         self.count = float(right.shape[0] - own.shape[1])
         self._differentiated = torch.is_grad_enabled()  # the first reduction may be one without gradient
 
@@ -127,7 +126,10 @@ class PairNegatives(MatrixNegatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         first = "scores" not in vars(self) and not guided and torch.is_grad_enabled() == self._differentiated
-        functions, constants = (first and Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype)) or (None, [])
+        functions, constants = (first and Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype)) or (
+            None,
+            [],
+        )
         if functions is not None and (fixed := functions.fixed) is not None:
             safe = functions.bounded(self.bound, SAFE)
             if safe or not self.both:

@@ -236,7 +236,7 @@ class Quadratics:
         """Return ``v1, v2, d0`` of each function if these are numbers, and its slope is constant."""
         functions: list[Any] = []
         for (v1, v2), (d0, d1) in zip(self.values, self.slopes, strict=True):
-            if self.after or not is_zero(d1) or any([isinstance(x, Tensor) for x in (v1, v2, d0)]):
+            if self.after or not is_zero(d1) or any(isinstance(x, Tensor) for x in (v1, v2, d0)):
                 return None
             functions.append((v1, v2, d0))
         return functions
@@ -312,14 +312,16 @@ class Softplus(Quadratics):
             return None
         if any(isinstance(v, Tensor) and v.numel() > 1 for v in (v1, d0, v0)):
             return None
-        slope, intercept = _number(v1), _number(v0)
-        if slope != _number(d0) or slope == 0.0 or abs(slope) * bound + abs(intercept) > SAFE:  # or partly detached
+        slope, intercept = float(_detached(v1)), float(_detached(v0))
+        if (
+            slope != float(_detached(d0)) or slope == 0.0 or abs(slope) * bound + abs(intercept) > SAFE
+        ):  # or partly detached
             return None
         return Softplus(function.values, function.slopes, "softplus", v0, intercept * LOG2E)
 
     @property
     def slope(self) -> float:
-        return _number(self.values[0][0])
+        return float(_detached(self.values[0][0]))
 
     @property
     def scale(self) -> float:
@@ -343,10 +345,6 @@ class Softplus(Quadratics):
         sums = [x for x, v in ((product, self.values[0][0]), (total, self.inside)) if isinstance(v, Tensor)]
         for d, x in zip(d_tensors, sums, strict=True):
             d += (x / self.slope).reshape(d.shape)
-
-
-def _number(x: Value) -> float:
-    return float(x.detach() if isinstance(x, Tensor) else x)
 
 
 def with_constants(constants: Sequence[Value], reduced: Sequence[Tensor]) -> Any:

@@ -75,12 +75,8 @@ class TileNegatives(Negatives):
         forced: bool = False,
     ) -> None:
         left, right = pairs[0]
-        self.pairs = pairs
-        self.both = both
-        self.mask: Mask = mask or Mask()
-        self.tile = tile
-        self.engine = engine
-        self.forced = forced
+        self.pairs, self.both, self.mask = pairs, both, mask or Mask()
+        self.tile, self.engine, self.forced = tile, engine, forced
         self.like: Tensor = left
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED

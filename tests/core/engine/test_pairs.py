@@ -67,6 +67,23 @@ def test_both_directions(t, fused, normalize):
     assert_same_gradients(loss, by_hand(z, t, normalize, SYMMETRIC), z)
 
 
+@pytest.mark.parametrize(("number", "how"), [(2, OPTIONS), (3, OPTIONS), (2, SYMMETRIC)])
+@pytest.mark.parametrize(
+    "spec", ["adnce:t=0.2,mu=0.5,sigma=0.7", "adnce:t=0.002", "dcl:t=0.3", "hcl:t=0.5", "hcl:t=0.5,detach_weights=true"]
+)
+def test_two_functions(spec, number, how):
+    """Of a quadratic, and beside positives that are asked for first; unique ids say the same of a matrix."""
+    z, loss_fn = views(number), cp.objective(spec)
+    loss = loss_fn(*z, **how)
+    assert ("LogSumExpOfPairs" in str(nodes(loss))) == (how is OPTIONS or "t=0.002" not in spec)
+    assert_same_gradients(loss, loss_fn(*z, ids=torch.arange(7), **how), z)
+    found, wanted = (
+        torch.autograd.grad(sum(x.square().sum() for x in torch.autograd.grad(y, z, create_graph=True)), z)
+        for y in (loss, loss_fn(*z, ids=torch.arange(7), **how))
+    )
+    torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+
+
 def nodes(x: torch.Tensor) -> set[str]:
     found, following = set(), [x.grad_fn]
     while following:
