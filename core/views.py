@@ -147,10 +147,10 @@ def perturbed(
     clip: Range | None = None,
     generator: torch.Generator | None = None,
 ) -> dict[str, Any]:
-    """Compute the ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA need.
+    """Compute the ``adversarial=`` and ``mixed=`` embeddings that IntCL, IntNaCl and MixNCA need, from ``x2``.
 
     Args:
-        x1, x2: inputs of the two views. Adversarial views start from ``x2``, mixed ones mix ``x2``.
+        x1, x2: inputs of the two views.
         objective: views are mixed with the ``lam`` of its terms.
         epsilon: size of the attack; None for no adversarial view.
         mixed: number ``M - 1`` of mixed views per sample.
