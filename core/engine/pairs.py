@@ -41,7 +41,7 @@ class LogSumExpOfPairs(torch.autograd.Function):
         for v1, v2, _ in functions:
             # 1. exponents, alone in the place of the similarities
             out = s if len(functions) == 1 else None
-            w = (s * v2).add_(v1).mul_(s) if v2 else torch.mul(s, v1, out=out)
+            w = (s * v1).addcmul_(s, s, value=v2) if v2 else torch.mul(s, v1, out=out)
             top: Tensor | None = None
             if not safe:
                 top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)

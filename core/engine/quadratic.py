@@ -262,10 +262,11 @@ class Quadratics:
             if backward and is_zero(self.slopes[k][0]) and is_zero(self.slopes[k][1]) and self._constant(k):
                 continue
             x = workspace(f"x{k}" if backward else "x", s.shape)
-            if is_zero(v2):
-                torch.mul(s, v1 * unit, out=x)
-            else:
+            if isinstance(v2, Tensor):
                 torch.mul(s, v2 * unit, out=x).add_(v1 * unit).mul_(s)
+            else:
+                torch.mul(s, v1 * unit, out=x)
+                x = x.addcmul_(s, s, value=v2 * unit) if v2 else x
             yield k, x.add_(self.inside).relu_() if self.after else x
 
     def backpropagate(
