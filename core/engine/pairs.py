@@ -37,11 +37,10 @@ class LogSumExpOfPairs(torch.autograd.Function):
         own = own[: left.shape[0]] if both else own
         s = left.mm(right.t())
         pos = s.gather(1, own)
-        results, weights, totals = [], [], []
+        results, weights, totals, alone = [], [], [], len(functions) == 1
         for v1, v2, _ in functions:
-            # 1. exponents, alone in the place of the similarities
-            out = s if len(functions) == 1 else None
-            w = (s * v1).addcmul_(s, s, value=v2) if v2 else torch.mul(s, v1, out=out)
+            # 1. exponents
+            w = (s * v1).addcmul_(s, s, value=v2) if v2 else s.mul_(v1) if alone else s * v1
             top: Tensor | None = None
             if not safe:
                 top = w.scatter_(1, own, torch.finfo(w.dtype).min).amax(1, keepdim=True)

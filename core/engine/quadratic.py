@@ -236,7 +236,8 @@ class Quadratics:
         """Return ``v1, v2, d0`` of each function if these are numbers, and its slope is constant."""
         functions: list[Any] = []
         for (v1, v2), (d0, d1) in zip(self.values, self.slopes, strict=True):
-            if self.after or not is_zero(d1) or any(isinstance(x, Tensor) for x in (v1, v2, d0)):
+            numbers = not (isinstance(v1, Tensor) or isinstance(v2, Tensor) or isinstance(d0, Tensor))
+            if self.after or not is_zero(d1) or not numbers:
                 return None
             functions.append((v1, v2, d0))
         return functions
