@@ -46,7 +46,6 @@ def gradcache(
         output: selects the embeddings from what the encoder returns, such as
             ``lambda out: out.last_hidden_state[:, 0]``.
 
-    >>> import torch, counterpoint as cp
     >>> encoder, x = torch.nn.Linear(8, 4), torch.randn(6, 8)
     >>> torch.allclose(cp.gradcache(encoder, x, chunk=2), encoder(x))
     True

@@ -2,7 +2,6 @@
 
 The objectives never call an encoder; these functions do.
 
->>> import torch, counterpoint as cp
 >>> encoder, loss_fn, (x1, x2) = torch.nn.Linear(8, 4), cp.IntNaCl(base="mixnca"), torch.rand(2, 6, 8)
 >>> further = cp.views.perturbed(encoder, x1, x2, loss_fn, epsilon=8 / 255, mixed=4)
 >>> loss_fn(encoder(x1), encoder(x2), **further).shape

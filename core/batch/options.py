@@ -47,7 +47,6 @@ class Keys(NamedTuple):
         positives: the rows of each query's documents, ``(Q, P)`` integers, padded with -1, or ``(Q,)``; or booleans
             ``(Q, K)``. Queries without any do not count, but in statistics of the batch, as of ``mu="auto"``.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2, bank = torch.randn(3, 4, 8)
     >>> queue = cp.Keys(bank, ids=torch.tensor([0, 1, 7, 8]))
     >>> cp.InfoNCE(0.1)(z1, z2, ids=torch.arange(4), queue=queue).shape

@@ -42,7 +42,6 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
         call: the method that computes the loss, for instance ``from_logits``.
         args, options: its arguments.
 
-    >>> import torch, counterpoint as cp
     >>> numbers = cp.InfoNCE(0.5).report(torch.eye(4), torch.eye(4))
     >>> numbers["negatives"], round(numbers["effective_negatives"], 4), numbers["negatives_above_positive"]
     (6.0, 6.0, 0.0)

@@ -61,7 +61,6 @@ def margin(value: float, kind: Kind = "absolute", *, hard: bool = True) -> Rule:
         kind: see the table.
         hard: whether it also excludes hard negatives (``negatives=``); False if these are curated.
 
-    >>> import torch, counterpoint as cp
     >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
     >>> round(cp.InfoNCE(0.5)(z1, z2, false_negatives=cp.margin(-0.5)).item(), 4)
     2.5755
@@ -77,7 +76,6 @@ def margin(value: float, kind: Kind = "absolute", *, hard: bool = True) -> Rule:
 def threshold(value: float, *, hard: bool = True) -> Rule:
     """Exclude negatives whose similarity to the anchor exceeds ``value``; ``hard`` as for :func:`margin`.
 
-    >>> import torch, counterpoint as cp
     >>> cp.InfoNCE(0.5)(torch.eye(4), torch.eye(4), false_negatives=cp.threshold(0.9))
     tensor(0.5944)
     """

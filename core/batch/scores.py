@@ -20,7 +20,6 @@ class Scores:
 
     Shapes are ``(anchors, P)`` for values of positives, ``(anchors, 1)`` for values of anchors; None if not given.
 
-    >>> import torch, counterpoint as cp
     >>> scores = cp.Scores(torch.tensor([[0.8]]), cp.MatrixNegatives(torch.tensor([[0.1, 0.4]])))
     >>> cp.InfoNCE(0.5).losses(scores)
     tensor([[0.5282]])

@@ -114,7 +114,6 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
             processes.
         group: the process group, by default all processes.
 
-    >>> import torch, counterpoint as cp
     >>> z = torch.randn(4, 8)
     >>> cp.gather(z) is z  # one process
     True

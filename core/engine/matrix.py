@@ -44,7 +44,6 @@ class Negatives(ABC):
 
     Anchors may be only those of this process: for statistics of the batch use :meth:`across` and :meth:`batch_mean`.
 
-    >>> import torch, counterpoint as cp
     >>> neg: cp.Negatives = cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]]))
     >>> neg.logsumexp(lambda s: s / 0.5)
     tensor([[2.0152]])
@@ -204,7 +203,6 @@ class MatrixNegatives(Negatives):
         drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
 
-    >>> import torch, counterpoint as cp
     >>> cp.MatrixNegatives(torch.tensor([[0.1, 0.4, 0.7]])).mean(lambda s: s**2)
     tensor([[0.2200]])
     """

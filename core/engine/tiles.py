@@ -59,7 +59,6 @@ class TileNegatives(Negatives):
             :mod:`counterpoint.engine.chunks`.
         forced: whether that engine has been asked for; a matrix is then never materialized.
 
-    >>> import torch, counterpoint as cp
     >>> cp.TileNegatives([(torch.eye(2), torch.eye(2))]).mean(lambda s: s).T
     tensor([[0.5000, 0.5000]])
     """
