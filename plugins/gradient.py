@@ -21,8 +21,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
-from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.base import Objective, as_objective
 from counterpoint.batch.ready_made import MASKED, columns_of
@@ -34,6 +32,7 @@ from counterpoint.vectors import widen
 
 from .finder.recognise import HALF, UNDERFLOW, digits, exact_sums, positives_by_gradient
 from .host import DifferenceError, Seam, SeamError, is_first_process
+from .later import add_later
 
 CHANGED = "were changed in place after the loss had taken them"
 ROUNDING = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -386,31 +385,6 @@ class Logits(Replaced):
 def _weight(g: Tensor, expected: Tensor) -> Tensor:
     """Return the number that brings ``expected`` closest to ``g``."""
     return (g * expected).sum() / (expected * expected).sum().clamp(min=torch.finfo(g.dtype).tiny)
-
-
-def add_later(x: Tensor, more: Tensor) -> None:
-    """Let the leaves that ``x`` is computed from get ``more`` than what the backward pass that runs brings to them."""
-    nodes: list[Any] = [get_gradient_edge(x).node]
-    for node in nodes:  # which grows
-        nodes += [above for above, _ in node.next_functions if above is not None and above not in nodes]
-    leaves = [node.variable for node in nodes if hasattr(node, "variable")]
-    task = torch._C._current_graph_task_id()
-    for leaf, g in zip(leaves, torch.autograd.grad(x, leaves, more.view_as(x), retain_graph=True), strict=True):
-        waiting = _LATER.get(leaf)
-        if waiting is None:
-            waiting = _LATER[leaf] = {}
-            leaf.register_hook(functools.partial(_with_more, waiting))
-        waiting |= {task: waiting.get(task, 0) + g}
-        for other in waiting.keys() - {task}:  # of a pass that did not come to the leaf
-            del waiting[other]
-
-
-def _with_more(waiting: dict[int, Any], g: Tensor) -> Tensor:
-    more: Tensor | int = waiting.pop(torch._C._current_graph_task_id(), 0)
-    return g + more
-
-
-_LATER = WeakIdKeyDictionary()  # leaves, with what is added to their gradient in a pass
 
 
 class _Replace(torch.autograd.Function):
