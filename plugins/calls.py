@@ -86,7 +86,7 @@ class Calls:
         if not x.requires_grad or not torch.is_grad_enabled():
             return None
         biased = how.get("flipped") is not None
-        seen = x if not biased else torch.where(how["flipped"], -x, x)
+        seen = torch.where(how["flipped"], -x, x) if biased else x.movedim(how.get("keys", -1), -1)
         if (scale := self.scales.at(frame, where, seen, biased)) is None:
             self.seam.notes[f"{where}, at first"] = "its own loss, as its scale was not measured yet; give --scale"
             return None

@@ -80,8 +80,8 @@ def _product(
         assert site is not None
         positives, targets = positives_of(calls.sites[site] or "diagonal", frame, out.movedim(keys, -1))
         how: dict[str, Any] = {"keys": keys, "both": both, "deduced": positives is None}
-        how |= {"told": seam.told(lambda: names_at(frame)), "scaled": isinstance(scale, float)}
-        factor = scale if isinstance(scale, float) else named(scale, frame)
+        how |= {"told": seam.told(lambda: names_at(frame)), "scaled": not isinstance(scale, str)}
+        factor = named(scale, frame) if isinstance(scale, str) else scale
         how["later"] = later if how["scaled"] else number_of(factor)
         return Logits(seam, site, where, own, positives, {"scale": factor}, targets=targets, **how)(out)
 

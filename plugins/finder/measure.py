@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -70,7 +70,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
 
     Logits that are made of several similarities each are ``scores``, which have no scale but one.
     """
-    raw, total, shifts, kinds = list[float](), list[float](), list[float](), set[str]()
+    raw, total, kinds = list[float](), list[float](), set[str]()
     norms: list[float | None] = []
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
@@ -83,11 +83,12 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
         "scale_variable": None,
         "_tolerance": sink.tolerance,
     }
+    similarities: dict[tuple[int, int], float] = {}
     for product in products:
-        factor, shift = _factor_of(sink.x, product)
+        factor, moved = _factor_of(sink.x, product, similarities)
         if factor is None:
             continue
-        shifts.append(shift)
+        finding["shifted"] |= moved
         factor = _exact(factor, sink, product)
         finding["scores"] |= factor <= 0
         sides = [1.0, 1.0] if product.cosine else [_norm(watch, x) for x in (product.a, product.b)]
@@ -99,11 +100,12 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
             total[-1] *= side or _factor(x)
     if not total:
         return None
-    finding["shifted"] = any(shifts)  # NaN, too
-    if finding["shifted"] and max(shifts) - min(shifts) <= 1e-3 * abs(shifts[0]):  # by one number
-        _name_bias(sink, shifts[0], sink.x, finding)
+    shift = math.nan if finding["shifted"] else _added(sink.x, similarities, 3 * sink.tolerance)
+    finding["shifted"] = shift != 0
+    if shift == shift and shift:  # by one number
+        _name_bias(sink, shift, sink.x, finding)
         finding["shifted"] = bool(finding["bias_learned"]) and finding["bias_variable"] is None
-        finding["offset"] = None if finding["shifted"] else shifts[0]
+        finding["offset"] = None if finding["shifted"] else shift
     if finding["scores"]:
         finding |= {"normalized": False, "one_sided": False, "scale": 1.0}
         return 1.0
@@ -124,38 +126,48 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     return raw[0]
 
 
-def _factor_of(x: Tensor, product: Product) -> tuple[float | None, float]:
-    """The factor of similarities in logits, and what is added to all logits, NaN if that differs by row.
+def _added(x: Tensor, similarities: Mapping[tuple[int, int], float], tolerance: float) -> float:
+    """What logits are more than the scaled ``similarities`` at these rows and columns: NaN if it differs by row.
 
-    The factor is None if they do not depend on the similarities, zero if it is not one number. All logits together tell
-    whether it is the same everywhere, and some logits by themselves what it is: a product may be taken twice, and
-    subtracting one logit of a row from the others changes no softmax.
+    Zero if it differs within a row, as margins and log-probabilities do.
+    """
+    flat, rests = x.detach().double().reshape(-1, x.shape[-1]), dict[int, list[float]]()
+    for (row, column), similarity in similarities.items():
+        rests.setdefault(row, []).append(float(flat[row, column]) - similarity)
+    near = tolerance * max([1.0, *map(abs, similarities.values())])
+    added = [each[0] for each in rests.values()]
+    if any(max(each) - min(each) > near for each in rests.values()) or all(abs(each) <= near for each in added):
+        return 0.0
+    return math.nan if max(added) - min(added) > near else sum(added) / len(added)
+
+
+def _factor_of(x: Tensor, product: Product, similarities: dict[tuple[int, int], float]) -> tuple[float | None, bool]:
+    """The factor of similarities in logits, and whether a logit of each row is taken from the others.
+
+    Adds what the product has in some logits to ``similarities``, by rows and columns. The factor is None if they do
+    not depend on the similarities, zero if it is not one number. All logits together tell whether it is the same
+    everywhere, and some logits by themselves what it is: a product may be taken twice, and subtracting one logit of a
+    row from the others changes no softmax.
     """
     (g,) = torch.autograd.grad(x.sum(), product.edge, retain_graph=True, allow_unused=True)
     if g is None:
-        return None, 0.0
+        return None, False
     g, tolerance = g.double() * product.factor, 10 * tolerance_of(x)
-    entries, values, exact = g[g != 0], product.values(), x.detach().double()
-    probed, rests, shifted = list[float](), dict[int, list[float]](), False
+    entries, values, probed, shifted = g[g != 0], product.values(), list[float](), False
     for one in _some(x):
         (part,) = torch.autograd.grad(x, product.edge, one, retain_graph=True, allow_unused=True)
-        row, entry = int(one.reshape(-1, one.shape[-1]).any(-1).nonzero()), exact[one != 0]
-        rest = float(entry - (part.double() * values.reshape(part.shape)).sum())
+        at = divmod(int(one.argmax()), one.shape[-1])
+        similarity = float((part.double() * values.reshape(part.shape)).sum())
         part = (part.double() * product.factor)[part != 0]
         up, down = part[part > 0], part[part < 0]
         if len(up) > 1 or (not len(up) and len(down) > 1):
-            return 0.0, 0.0
+            return 0.0, False
         shifted |= bool(len(up) and len(down))
         if len(part) and bool(part.isfinite().all()):
             probed.append(float(up[0]) if len(up) else float(down[0]))
-            rests.setdefault(row, []).append(rest)
+            similarities[at] = similarities.get(at, 0.0) + similarity
     if not probed:
-        return float(entries.median()) if len(entries) else None, 0.0
-    near = tolerance * max(1.0, float(exact[exact > MASKED].abs().max()))
-    same_in_rows = all(max(each) - min(each) <= near for each in rests.values())
-    added = [each[0] for each in rests.values()]
-    shift = math.nan if shifted or max(added) - min(added) > near else added[0]
-    shift = shift if shifted or (same_in_rows and max(map(abs, added)) > near) else 0.0
+        return float(entries.median()) if len(entries) else None, False
     factor = max(probed, key=abs)
     counts = entries / factor  # how often each entry is taken
     moves = any(float(g.sum(i).abs().max()) < 1e-3 * abs(factor) * g.shape[i] for i in range(max(-2, -g.dim()), 0))
@@ -163,7 +175,7 @@ def _factor_of(x: Tensor, product: Product) -> tuple[float | None, float]:
         factor, probed = -factor, [abs(each) for each in probed]
     same = max(abs(each - factor) for each in probed) <= tolerance * abs(factor)
     often = (counts - counts.round()).abs() <= tolerance * counts.abs().clamp(min=1.0)
-    return (factor if same and (moves or bool(often.all())) else 0.0), shift
+    return (factor if same and (moves or bool(often.all())) else 0.0), shifted
 
 
 def _exact(factor: float, sink: Sink, product: Product) -> float:

@@ -136,3 +136,90 @@ def test_a_learned_scale_gets_its_gradient_of_any_objective(train, loss, objecti
     ours = f'cp.objective("{objective}").from_logits(logits, at, scale=scale)'
     assert injected.code == 0, injected.err
     assert injected.trained == pytest.approx(train(write(ours, scale=SCALES["learned"])).trained, rel=1e-9)
+
+
+def by_hand(logits: str = "logits", labels: str = "at") -> str:
+    return f'cp.objective("{MIXED}").from_logits({logits}, {labels}, scale=scale)'
+
+
+MIXED = "0.5 * dcl:t=host,prior=0.1 + 0.5 * hcl:t=0.3"
+LEARNED = ["--scale", "log_scale.exp", "--objective", MIXED]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("loss", ["logsumexp", "exponentials"])
+def test_a_learned_scale_gets_its_gradient_from_within_a_checkpoint(train, loss, reentrant):
+    inside = LOSSES[loss].replace("shifted", "x")
+    kept = f"lambda a, b, s: (lambda x: {inside})(a @ b.T * s), a, b, scale, use_reentrant={reentrant}"
+    host = write(f"torch.utils.checkpoint.checkpoint({kept})", scale=SCALES["learned"])
+    injected = train(host, "logits", "--site", line_of("loss"), "--positives", "diagonal", *LEARNED)
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(train(write(by_hand(), scale=SCALES["learned"])).trained, rel=1e-9)
+
+
+@pytest.mark.parametrize("loss", ["F.nll_loss(torch.log_softmax(shifted, 1), at)", LOSSES["logsumexp"]])
+def test_hooks_of_the_script_see_the_whole_gradient_of_a_learned_scale(train, loss):
+    """Clipping each gradient by a hook is common, and not linear."""
+    clipped = "at = torch.arange(9); log_scale.register_hook(lambda g: g.clamp(-0.02, 0.02) + 0.01)"
+    host, ours = (write(x, scale=SCALES["learned"]).replace("at = torch.arange(9)", clipped) for x in (loss, by_hand()))
+    how = ["--positives", "diagonal"] if loss == LOSSES["logsumexp"] else []
+    injected = train(host, "logits", "--site", line_of("loss"), *how, *LEARNED)
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_margin_of_positives_that_are_a_product_of_their_own_is_not_a_shift(train, scale):
+    both = "torch.cat([(a * b).sum(1, keepdim=True) - 0.1, a @ b.roll(1, 0).detach().T], 1) * scale"
+    words = LEARNED if scale == "learned" else ["--objective", MIXED]
+    host = write("F.cross_entropy(shifted, 0 * at)", both, SCALES[scale])
+    injected = train(host, "logits", "--site", line_of("loss"), *words)
+    assert injected.code == 0, injected.err
+    ours = write(by_hand("shifted", "0 * at"), both, SCALES[scale])
+    assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
+
+
+def test_a_number_is_taken_out_of_pairs_of_logits_too(train):
+    both = "torch.cat([(a * b).sum(1, keepdim=True), (a * b.roll(1, 0)).sum(1, keepdim=True)], 1) * scale"
+    injected = train(
+        write("F.cross_entropy(shifted, 0 * at)", f"{both} - 2.0"),
+        *("logits", "--site", line_of("loss"), "--objective", MIXED.replace("host", "0.2")),
+    )
+    assert injected.code == 0, injected.err
+    ours = write(by_hand("shifted", "0 * at").replace("host", "0.2"), both)
+    assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
+
+
+def test_the_bias_of_binary_logits_is_not_a_shift(find, train):
+    """Objectives are told of it."""
+    host = write("-F.logsigmoid((2 * torch.eye(9) - 1) * shifted).sum() / 9", "logits + log_scale")
+    try:
+        found = find(host)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert "hcl:t=0.4" in found.data["commands"][0], found.err
+    words = ["--site", line_of("loss"), "--positives", "diagonal", "--objective", MIXED]
+    injected = train(host, "logits", *words)
+    assert injected.code == 0, injected.err
+    ours = write(by_hand("shifted").replace("scale=scale", "scale=scale, bias=log_scale"), "logits + log_scale")
+    assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("loss", "shift"),
+    [
+        (
+            "F.cross_entropy(shifted.mT, at.view(3, 3) % 3)",
+            "(x := a.view(3, 3, 4) @ b.view(3, 3, 4).mT * scale) - x.detach().amax(-1, keepdim=True)",
+        ),
+        (
+            "F.cross_entropy(shifted, at)",
+            "(x := a.bfloat16() @ b.bfloat16().T * 100) - x.detach().amax(1, keepdim=True)",
+        ),
+    ],
+    ids=["positions", "bfloat16"],
+)
+def test_shifts_are_seen_in_logits_of_positions_and_in_half_precision(train, loss, shift):
+    host = write(loss, shift)
+    refused = train(host, "logits", "--site", line_of("loss"), "--objective", MIXED)
+    assert (refused.code, "a number of each row is taken" in refused.err) == (2, True), refused.err
