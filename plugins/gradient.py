@@ -298,7 +298,8 @@ class Logits(Replaced):
                 warn_of_scales(loss_fn)
             for part in loss_fn.modules():
                 vars(part)["_checked_scale"] = True  # here, it is measured
-            x = x if self.scaled else x * options["scale"]
+            if not self.scaled:  # of a masked entry, the scale would get zero times infinity
+                x = (x.masked_fill(masked := x.isneginf(), 0.0) * options["scale"]).masked_fill(masked, -torch.inf)
             # one call, by which schedules and statistics move once
             ways, targets, labels = (torch.stack([x, x.mT]) if self.both else x), self.targets, positives
             if self.both and targets is not None:

@@ -168,6 +168,19 @@ def test_hooks_of_the_script_see_the_whole_gradient_of_a_learned_scale(train, lo
     assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
 
 
+@pytest.mark.parametrize("mask", ["-torch.inf", "-1e9"])
+def test_masked_entries_of_a_product_do_not_spoil_the_gradient_of_a_learned_scale(train, mask):
+    """Such as each sample's own."""
+    shift = f"(logits := logits.masked_fill(torch.eye(9).bool(), {mask})) - logits.detach().amax(1, keepdim=True)"
+    lines = "F.cross_entropy(shifted, (at + 1) % 9)", by_hand(labels="(at + 1) % 9")
+    host, ours = (write(loss, shift, SCALES["learned"]).replace("a @ b.T", "a @ a.T") for loss in lines)
+    how = ["--product", line_of("product"), "--positives", "columns", "--own", "infonce:t=host"]
+    host = host.replace("x = torch", "columns = (at + 1) % 9; x = torch")
+    injected = train(host, "logits", *how, *LEARNED)
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_margin_of_positives_that_are_a_product_of_their_own_is_not_a_shift(train, scale):
     both = "torch.cat([(a * b).sum(1, keepdim=True) - 0.1, a @ b.roll(1, 0).detach().T], 1) * scale"
