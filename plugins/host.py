@@ -336,6 +336,11 @@ def objective_of(spec: str, own: str = OWN_LOSS) -> Objective:
     return as_objective(spec)
 
 
+def depends_on_cosines(spec: str) -> bool:
+    """Return whether a part of the objective depends on the cosines themselves, not on their differences alone."""
+    return any(getattr(part, "on_cosines", False) for part in as_objective(spec, like="infonce").modules())
+
+
 def _anchors(calls: Mapping[str, int]) -> Counter[str]:
     """Count calls by their anchors: two directions may have other numbers of keys, and classifiers do not count."""
     counts = Counter[str]()

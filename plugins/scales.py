@@ -19,7 +19,7 @@ from .finder.functions import relative
 from .finder.measure import scale_of
 from .finder.records import Finding
 from .finder.watch import Watch
-from .host import OWN_LOSS, Seam, SeamError
+from .host import OWN_LOSS, Seam, SeamError, depends_on_cosines
 from .sites import CHANGING, named
 
 CALLS, AGAIN = 3, 100  # of each line to measure, and of so many then one
@@ -148,8 +148,7 @@ class Scales:
     def _check(self, findings: Sequence[Finding | None], scale: float | Tensor, logits: Tensor, where: str) -> None:
         """Refuse a scale that differs from the measured one, or that no cosine can have; note the test."""
         finding = findings[-1]
-        parts = [] if self.seam.spec == OWN_LOSS else as_objective(self.seam.spec, like="infonce").modules()
-        cosines = any(getattr(part, "on_cosines", False) for part in parts)
+        cosines = self.seam.spec != OWN_LOSS and depends_on_cosines(self.seam.spec)
         value, text = number_of(scale), f"--scale {self.option or self.otherwise}"
         rounding = max(ROUNDED, float(finding["_tolerance"]) if finding else 0.0)
         if cosines and finding and finding["shifted"]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from counterpoint.objectives.infonce import HCL, first_temperature
 
+from ..host import OWN_LOSS, depends_on_cosines
 from ..sites import CHANGING, short
 from .records import TRAINED, Finding, Findings, Replaced
 
@@ -50,7 +51,7 @@ def _roads(
         if functions and not labeled and call and call["whole"] and known:
             spec = re.sub("(?<=[:,])t=[^,]*,?", "", objective_of(objective, loss)[1]).rstrip(":,")
             by_function.setdefault(spec, []).append(loss)
-        elif at_site and (labeled or loss.get("columns") or loss.get("product")):
+        elif at_site and (labeled or loss.get("columns") or loss.get("product")) and not _is_refused(objective, loss):
             way = None if labeled else (*_way(loss), bool(loss.get("columns")))
             scales = [f"{x:.6g}" for x in (loss["scale"], *loss["product_scales"])] if loss.get("product") else None
             sites.setdefault((str(loss["form"]), str(scales), way), []).append(loss)
@@ -59,6 +60,12 @@ def _roads(
         key = next((key for key in sites if key[:2] == ("infonce", "None")), ("infonce", "None", None))
         sites[key] = [*plain, *sites.get(key, [])]
     return sites, by_function
+
+
+def _is_refused(objective: str | None, loss: Finding) -> bool:
+    """Whether a site's logits are less a number of each row, on which the objective depends."""
+    shifted = objective not in (None, OWN_LOSS) and loss.get("shifted") and not loss.get("product")
+    return bool(shifted) and depends_on_cosines(str(objective))
 
 
 def _function_words(group: Sequence[Finding], spec: str, objective: str | None) -> list[str]:
@@ -279,7 +286,7 @@ def _by_hand(loss: Finding) -> str:
     if loss["doubts"]:
         return "if cross entropy is what you mean, write it as F.cross_entropy of the logits, and call auto again"
     how = "write it as F.cross_entropy of logits, then --site replaces it"
-    if not loss["learned"] and not _changes(loss):
+    if (not loss["learned"] and not _changes(loss)) or loss.get("shifted"):
         into = "put the loss alone into a function of its embeddings, loss(a, b), in no other one, and call auto again"
         return how if loss.get("distance") else into
     if loss.get("site_has_labels") or loss.get("columns"):

@@ -192,6 +192,20 @@ def test_a_margin_of_positives_that_are_a_product_of_their_own_is_not_a_shift(tr
     assert injected.trained == pytest.approx(train(ours).trained, rel=1e-9)
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_auto_prints_no_command_that_is_refused(find, scale):
+    """Of two products, neither can be named for all logits."""
+    both = "torch.cat([(a * b).sum(1, keepdim=True), a @ b.roll(1, 0).detach().T], 1) * scale"
+    host = write("F.cross_entropy(shifted, 0 * at)", f"(x := {both}) - x.detach().amax(1, keepdim=True)", SCALES[scale])
+    try:
+        found, ours = find(host, "--objective", MIXED), find(host, "--objective", "infonce:t=0.1")
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "put the loss alone into a function of its embeddings" in found.err
+    assert ours.data["commands"][0][-3] == "infonce:t=0.1"
+
+
 def test_a_number_is_taken_out_of_pairs_of_logits_too(train):
     both = "torch.cat([(a * b).sum(1, keepdim=True), (a * b.roll(1, 0)).sum(1, keepdim=True)], 1) * scale"
     injected = train(
