@@ -253,7 +253,7 @@ def _unlabeled(
             return original(logits(input), *args, **kwargs)
         given = input
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
-        if (base := input._base) is not None and base.dim() == 2 and base.data_ptr() == input.data_ptr():
+        if (base := input._base) is not None and base.dim() > 1 and base.data_ptr() == input.data_ptr():
             turned = base.shape == input.mT.shape and base.stride() == input.mT.stride()
             logits.keys = {-1: -2, -2: -1}[logits.keys] if turned else logits.keys
             input = base if turned or base.shape == input.shape else input

@@ -47,7 +47,7 @@ def loss(a, b):
 """,
         "infonce",
         7.389,
-        "--positives diagonal --scale net.logit_scale.exp",
+        "--positives diagonal --way both --scale net.logit_scale.exp",
     ),
     "positives of a queue, beside those of a product of their own, in a softmax": (
         POOLED.replace("SINGLE", "0"),

@@ -607,17 +607,9 @@ def lse(scale):
     return loss
 
 
-def test_scales_that_would_get_a_wrong_gradient_or_be_ignored():
-    """A sum of exponentials passes nothing on to a learned scale; a product has no scale by name."""
-    scale = torch.tensor(10.0).double().log().requires_grad_()
-    site = f"test_gradient.py:{line_of(lse, 'return (torch.logsumexp')}"
-    options = {"site": [site], "positives": "diagonal", "scale": "scale.exp"}
-    with pytest.raises(SeamError, match="gets no gradient from a sum of exponentials"):
-        run(lse(scale), HCL, options, [scale])
+def test_a_product_does_not_know_a_scale_that_comes_after_it_and_is_not_named():
     line, own, _, _ = CASES[grace]
     options = {"product": [f"test_gradient.py:{line_of(grace, line)}"], "positives": "diagonal", "own": own}
-    with pytest.raises(SeamError, match="with --product, expected a number"):
-        run(grace, HCL, {**options, "scale": "scale.exp"})
     with pytest.raises(SeamError, match="t=host of --objective is not known"):
         run(grace, "hcl:t=host", options)
 
