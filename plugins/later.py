@@ -31,17 +31,15 @@ def add_later(x: Tensor, more: Tensor) -> None:
             leaf.register_hook(functools.partial(_with_more, _LATER[leaf]))
             for key in before:  # run after ours
                 leaf._backward_hooks[key] = leaf._backward_hooks.pop(key)
-        waiting = _LATER[leaf]
-        waiting[task] = waiting.get(task, 0) + g
+        (waiting := _LATER[leaf])[task] = _LATER[leaf].get(task, 0) + g
         if len(waiting) > 64:  # of passes that did not come to the leaf
             del waiting[next(iter(waiting))]
 
 
-def _with_more(waiting: dict[int, Any], g: Tensor) -> Tensor:
+def _with_more(waiting: dict[int, Tensor], g: Tensor) -> Tensor:
     """Add what is of this pass, and of those within, which a checkpoint starts and which end at its arguments."""
     task = torch._C._current_graph_task_id()
-    more: Tensor | int = sum(waiting.pop(each) for each in [*waiting] if each >= task)
-    return g + more
+    return g + sum(waiting.pop(each) for each in [*waiting] if each >= task)
 
 
 _LATER = WeakIdKeyDictionary()  # leaves, with what is added to their gradient in a pass

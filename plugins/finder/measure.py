@@ -141,10 +141,10 @@ def _added(x: Tensor, similarities: Mapping[tuple[int, int], float], tolerance: 
     return math.nan if max(added) - min(added) > near else sum(added) / len(added)
 
 
-def _factor_of(x: Tensor, product: Product, similarities: dict[tuple[int, int], float]) -> tuple[float | None, bool]:
+def _factor_of(x: Tensor, product: Product, parts: dict[tuple[int, int], float]) -> tuple[float | None, bool]:
     """The factor of similarities in logits, and whether a logit of each row is taken from the others.
 
-    Adds what the product has in some logits to ``similarities``, by rows and columns. The factor is None if they do
+    Adds what the product has in some logits to ``parts``, by rows and columns. The factor is None if they do
     not depend on the similarities, zero if it is not one number. All logits together tell whether it is the same
     everywhere, and some logits by themselves what it is: a product may be taken twice, and subtracting one logit of a
     row from the others changes no softmax.
@@ -165,7 +165,7 @@ def _factor_of(x: Tensor, product: Product, similarities: dict[tuple[int, int], 
         shifted |= bool(len(up) and len(down))
         if len(part) and bool(part.isfinite().all()):
             probed.append(float(up[0]) if len(up) else float(down[0]))
-            similarities[at] = similarities.get(at, 0.0) + similarity
+            parts[at] = parts.get(at, 0.0) + similarity
     if not probed:
         return float(entries.median()) if len(entries) else None, False
     factor = max(probed, key=abs)
