@@ -12,7 +12,6 @@ from types import FrameType
 import torch
 from torch import Tensor
 
-from counterpoint.base import as_objective
 from counterpoint.hyper import LARGEST
 
 from .finder.functions import relative
