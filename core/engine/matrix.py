@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from .. import checks
 from ..values import Value
@@ -24,7 +25,7 @@ from .mask import Mask, Tile, Workspace, with_own_guide
 
 # Logarithm of the largest share of a key before its own weight, which may be as small as e^-80.
 HIGHEST = 80.0
-# Exponents that are smaller, relative to the largest, are below rounding; their exponentials would be denormals.
+# Exponentials that are smaller, relative to the largest, count as zero: they would be denormals, or outweigh it.
 LOWEST = -60.0
 # Elements of a row block on the CPU: 256 KB of float32, so that a chain of elementwise steps stays in the cache.
 BLOCK = 2**16
@@ -105,7 +106,7 @@ class Negatives(ABC):
 
         def powers(s: Tensor, b: Tensor, m: Tensor) -> tuple[Tensor, ...]:
             x = s - m
-            w = (b * x).clamp(min=LOWEST).exp()
+            w = threshold(b * x, LOWEST, -torch.inf).exp()
             return w, *(w * x**n for n in range(1, order + 1))
 
         return self.mean(powers, b, top)  # type: ignore[no-any-return]
@@ -327,7 +328,8 @@ class MatrixNegatives(Negatives):
 
     def _exponentials(self, x: Tensor, b: Tensor, rows: slice, out: Tensor) -> Tensor:
         """Compute ``e^{b x}`` of some rows as often as their keys count."""
-        w = torch.mul(x, b[rows], out=out).clamp_(min=LOWEST).exp_()
+        w: Tensor = threshold(torch.mul(x, b[rows], out=out), LOWEST, -torch.inf, inplace=True)
+        w.exp_()
         if self.log_weight is not None:
             w.mul_(self.log_weight[rows].exp())
         self.exclude_(w, rows)

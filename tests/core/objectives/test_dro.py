@@ -200,3 +200,18 @@ def test_an_anchor_with_one_negative_leaves_the_gradients_of_others_alone():
             leaves = [x.clone().requires_grad_() for x in z]
             found.append(torch.autograd.grad(loss_fn(*leaves, engine=of_tiles(tile), **keyed(how)), leaves))
         torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("engine", ["matrix", "tiles:2"])
+def test_the_largest_negative_has_hardly_any_weight(engine):
+    """It is drawn e^50 times more often than another key, and a little more similar: there, the worst case lies."""
+    s, weight = (torch.tensor(x, dtype=torch.float64) for x in ([0.5, 0.45, 0.1], [0.0, 50.0, 0.0]))
+    anchors, keys = (torch.stack([x, 0 * x], 1) for x in (torch.ones_like(s), s))
+    how = {"pairing": "one_way", "normalize": False, "reduction": "none", "engine": engine}
+    b = torch.linspace(-5, 25, 100_001, dtype=torch.float64).exp().unsqueeze(1)
+    expected = []
+    for i in range(3):
+        others = torch.arange(3) != i
+        inner = (b * s[others] + weight[others].log_softmax(0)).logsumexp(1, keepdim=True)
+        expected.append(float(((0.1 + inner) / b).min() - s[i]))
+    assert cp.CLDRO(0.1)(anchors, keys, log_q=-weight, **how).tolist() == pytest.approx(expected, abs=1e-6)
