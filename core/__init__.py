@@ -2,6 +2,7 @@
 
 Examples in docstrings need the imports of this one:
 
+>>> import torch, counterpoint as cp
 >>> z1, z2 = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(0))
 >>> loss_fn = cp.objective("adnce:t=0.5,mu=0.7")
 >>> loss_fn == cp.ADNCE(temperature=0.5, mu=0.7)
