@@ -21,7 +21,7 @@ from counterpoint.treatments import Treatment
 
 from .calls import OWNERS, Calls, positives_of, put, uses_scale
 from .embeddings import Call, Embeddings
-from .finder.products import MATRICES
+from .finder.products import MATRICES, as_rows
 from .finder.watch import same_grad
 from .gradient import ROUNDING, Logits, Once, own_loss, precision_of
 from .host import OWN_LOSS, SeamError, objective_of
@@ -93,7 +93,7 @@ class _Seen:
 
     def __init__(self, site: Site, where: str, out: Tensor) -> None:
         self.site, self.where, self.single = site, where, out.numel() == len(out)
-        self.values, self.dtype = out.detach().clone(), precision_of([out])
+        self.values, self.dtype = as_rows(out.detach().clone()), precision_of([out])
         self.told: dict[str, Any] = {}
         self.found: Tensor | None = None
         self.waits = True  # for backward()
@@ -102,7 +102,8 @@ class _Seen:
     def _replaced(self, g: Tensor) -> Tensor | None:
         if self.waits:
             raise SeamError(f"the products at {self.where} were differentiated by something else than backward()")
-        return self.found if self.found is None or not g.requires_grad else Once.apply(self.found, g)
+        found = None if self.found is None else self.found.view_as(g)
+        return found if found is None or not g.requires_grad else Once.apply(found, g)
 
 
 class _Pairs:
@@ -120,7 +121,7 @@ class _Pairs:
     def note(self, out: Tensor, frame: FrameType) -> None:
         """Keep a product of one of the lines."""
         key, single = (frame.f_code.co_filename, frame.f_lineno), out.numel() == len(out)
-        sites = self.apart.values() if single else self.apart.keys() if out.dim() == 2 else ()
+        sites = self.apart.values() if single else self.apart.keys() if as_rows(out).dim() == 2 else ()
         site = next((site for site in sites if site.covers(*key)), None)
         node: Any = out.grad_fn
         of_rows = not node.name().startswith("Sum") or node.next_functions[0][0].name() in _ELEMENTWISE
@@ -147,7 +148,8 @@ class _Pairs:
                 each.waits = False
             with same_grad(self.retained):
                 found = torch.autograd.grad(roots, [*seen.values()], weights, retain_graph=True, allow_unused=True)
-            gradients = {each: g.detach() for each, g in zip(seen, found, strict=True) if g is not None}
+            every = zip(seen, found, strict=True)
+            gradients = {each: g.detach().view_as(each.values) for each, g in every if g is not None}
             self.seen = {each: edge for each, edge in seen.items() if each not in gradients}
             for each in self.seen:
                 each.waits = True

@@ -18,7 +18,7 @@ from counterpoint.names import at_path
 from .frames import function_name
 from .functions import fitted, function_of, gradients, nearest
 from .measure import measure
-from .products import Product
+from .products import Product, as_rows
 from .recognise import SEVERAL, SINGLE, Form, explaining, layout, of_scores, recognise
 from .records import Finding
 from .watch import Sink, Watch
@@ -299,7 +299,7 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
     """Return the line of a product and that of its positives, with their scales, if the group consists of these."""
     matrix, single = sorted(group, key=lambda unit: unit.single) if len(group) == 2 else (group[0], group[0])
     product, other = matrix.product, single.product
-    apart = not matrix.single and single.single and product.values().dim() == 2
+    apart = not matrix.single and single.single and as_rows(product.values()).dim() == 2
     if not apart or {product.distance, other.distance} != {None}:
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short

@@ -102,6 +102,11 @@ def _sum(name: str, elementwise: Mapping[Node, Any], x: Any, dims: Any = None, *
     return *pair, kind, lambda a, b: factor * (a * b).sum(-1), False, factor
 
 
+def as_rows(x: Tensor) -> Tensor:
+    """Return ``(n, 1, k)`` or ``(n, k, 1)``, each anchor by its own keys, as a matrix; other tensors as they are."""
+    return x.flatten(1) if x.dim() == 3 and 1 in x.shape[1:] else x
+
+
 def name_of(node: Node) -> str:
     """The operation of a node of autograd."""
     return node.name().rpartition("::")[2].partition("Backward")[0]

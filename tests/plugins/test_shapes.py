@@ -328,3 +328,32 @@ def loss(a, b):
     words = [*sites, "--objective", "hcl:t=host", "--counts", "counts.json"]
     assert launch(tmp_path, SCRIPT.replace("{code}", code), monkeypatch, capsys, "logits", words).code == 0
     assert json.loads((tmp_path / "counts.json").read_text())["own"] == "infonce:t=0.125 + infonce:t=0.2"
+
+
+SAMPLED = """
+def loss(a, b):
+    drawn = torch.stack([b.roll(i, 0) for i in (2, 3, 5, 7)], 1)
+    right = (norm(a) * norm(b)).sum(-1)
+    wrong = %s
+    every = torch.cat([right[:, None], wrong], 1)
+    return -torch.log(torch.exp(right / 0.2) / torch.exp(every / 0.2).sum(1)).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "torch.matmul(norm(a).unsqueeze(1), norm(drawn).mT).squeeze(1)",
+        "torch.bmm(norm(drawn), norm(a).unsqueeze(2)).squeeze(2)",
+    ],
+)
+def test_negatives_that_each_anchor_draws_beside_positives_of_their_own(check, wrong):
+    """A recommender's sampled softmax: the positives are no keys of a common matrix."""
+
+    def sampled(objective, a, b, _):
+        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+        drawn = torch.stack([(a * b.roll(i, 0)).sum(-1) for i in (2, 3, 5, 7)], 1)
+        return objective.from_scores((a * b).sum(-1), drawn)
+
+    (only,) = check(SAMPLED % wrong, sampled, 0.2).losses
+    assert only["positives"].startswith("the product at ")
