@@ -26,7 +26,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..sites import caller, is_own, names_at
 from .frames import Place, arguments, frames, parameter_name, place
-from .products import DIFFERENCES, FACTORS, PRODUCTS, Product, name_of, operands, tolerance_of, words
+from .products import DIFFERENCES, FACTORS, MATRICES, PRODUCTS, Product, name_of, operands, tolerance_of, words
 
 SINKS = {"cross_entropy": "cross entropy", "exp": "exponentials", "exp_": "exponentials"}
 SINKS |= {name: name for name in ("nll_loss", "log_softmax", "logsumexp")} | {"log": "logarithm of a softmax"}
@@ -98,6 +98,7 @@ class Watch(TorchFunctionMode):
         self.at_backward, self.products_only = at_backward, products_only
         self.products: dict[Node, Product] = {}
         self.elementwise: OrderedDict[Node, tuple[Tensor, Tensor]] = OrderedDict()
+        self.unlinked: list[Any] = []  # the last product in a custom Function, whose output has a graph only afterwards
         self.sinks: list[Sink] = []
         self.scalars: list[Tensor] = []  # numbers computed behind a sink
         self.softmax_inputs: dict[Node, tuple[Tensor, Place]] = {}
@@ -147,6 +148,9 @@ class Watch(TorchFunctionMode):
         stack, first = [*frames()] if watched else [], next_number()
         for frame in itertools.takewhile(lambda frame: frame not in self.passed, stack):
             self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
+        if self.unlinked and args and args[0] is self.unlinked[-1] and self.unlinked[-1].grad_fn is not None:
+            self._product(*self.unlinked)
+            self.unlinked = []
         known = name in SINKS and watched
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         for frame in stack:
@@ -158,7 +162,9 @@ class Watch(TorchFunctionMode):
             if isinstance(out, Tensor) and out.grad_fn is not None and out.dim() == 2:
                 self.softmax_inputs[out.grad_fn] = (*args, kwargs.get("input"))[0], place(next(frames()))
         elif name in PRODUCTS:
-            if isinstance(out, Tensor) and out.grad_fn is not None and args:
+            if name in MATRICES and not torch.is_grad_enabled():
+                self.unlinked = [name, args, kwargs, out]
+            elif isinstance(out, Tensor) and out.grad_fn is not None and args:
                 if out._is_view() and (
                     name != "einsum" or len(args) > 2 or (not isinstance(args[1], Tensor) and len(args[1]) > 1)
                 ):

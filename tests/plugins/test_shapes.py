@@ -357,3 +357,43 @@ def test_negatives_that_each_anchor_draws_beside_positives_of_their_own(check, w
 
     (only,) = check(SAMPLED % wrong, sampled, 0.2).losses
     assert only["positives"].startswith("the product at ")
+
+
+MEMORY = """
+class Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, memory):
+        ctx.memory = memory
+        return x.mm(memory.t())
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.mm(ctx.memory), None
+
+torch.manual_seed(9)
+memory, clusters = norm(torch.randn(12, 5).double()), torch.randint(12, (N,))
+
+def loss(a, b):
+    logits = Multiplied.apply(norm(a), memory)
+    logits /= 0.2
+    return F.cross_entropy(logits, clusters)
+"""
+
+
+def test_a_memory_that_a_function_of_its_own_multiplies(find, tmp_path, monkeypatch, capsys):
+    """Re-identification with clusters: what forward() of the Function multiplies has no graph at that time."""
+    script = SCRIPT.replace("{code}", MEMORY)
+    found = find(script)
+    (only,) = found.losses
+    assert (only["form"], only["scale"]) == ("infonce", pytest.approx(5))
+    assert "10 x 12, cosines" in found.err
+    options = ["--site", only["site"], "--scale", "5", "--objective", "hcl:t=0.2,beta=1,prior=0.05"]
+    ran = launch(tmp_path, script, monkeypatch, capsys, "logits", options)
+    torch.manual_seed(9)
+    memory, clusters = F.normalize(torch.randn(12, 5).double(), dim=-1), torch.randint(12, (N,))
+
+    def of_clusters(objective, a, b, _):
+        return objective.from_logits(F.normalize(a, dim=-1) @ memory.T, clusters)
+
+    for got, wanted in zip(ran.numbers, expected("hcl:t=0.2,beta=1,prior=0.05", of_clusters), strict=True):
+        torch.testing.assert_close(torch.tensor(got).double(), wanted.flatten(), rtol=1e-5, atol=1e-9)
