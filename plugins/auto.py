@@ -214,6 +214,7 @@ def conclude(
     ready = commands_of(losses, objective)
     covered = [id(loss) for _, group in ready for loss in group]
     data["open"] = [loss["site"] for loss in losses if id(loss) not in covered and not loss.get("pairs")]
+    data["open"] += [loss["site"] for _, group in ready[1:] for loss in group]  # by another command, not at once
     for loss in losses:
         loss["command"] = id(loss) in covered
     every = dict[str, Any]()
@@ -221,7 +222,7 @@ def conclude(
         every |= {k: v for k, v in group[0]["told"].items() if all(k in loss["told"] for loss in group)}
     data["told"] = [{"path": path, **about} for path, about in every.items()]
     ready = ready if only or not data["open"] else []
-    part = ["--only"] if data["open"] or len(ready) > 1 else []
+    part = ["--only"] if data["open"] else []
     data["commands"] = commands = [[*words, *part, *script] for words in (*known, *(words for words, _ in ready))]
     replaced = sound[:1] if known else ready[0][1] if ready else []
     owns = [spec_of(str(loss["form"]), loss, host_temperature(loss)) for loss in replaced]

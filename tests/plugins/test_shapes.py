@@ -397,3 +397,30 @@ def test_a_memory_that_a_function_of_its_own_multiplies(find, tmp_path, monkeypa
 
     for got, wanted in zip(ran.numbers, expected("hcl:t=0.2,beta=1,prior=0.05", of_clusters), strict=True):
         torch.testing.assert_close(torch.tensor(got).double(), wanted.flatten(), rtol=1e-5, atol=1e-9)
+
+
+TWO_ROADS = """
+def supervised(z, labels):
+    same = torch.eq(labels[:, None], labels[None, :]).double() * (1 - torch.eye(len(z)).double())
+    logits = z @ z.T / 0.2
+    logits = logits - logits.max(1, keepdim=True)[0].detach()
+    log_p = logits - torch.log((torch.exp(logits) * (1 - torch.eye(len(z)).double())).sum(1, keepdim=True))
+    return -((same * log_p).sum(1) / same.sum(1)).mean()
+
+def loss(a, b):
+    one_way = F.cross_entropy(a @ b.T, torch.arange(N))
+    return one_way + supervised(torch.cat([norm(a), norm(b)]), torch.arange(N).repeat(2) % 3)
+"""
+
+
+def test_no_command_is_ready_where_one_does_not_replace_the_whole_loss(find):
+    """Each of both commands would leave the other loss of the same step in silence."""
+    script = SCRIPT.replace("{code}", TWO_ROADS)
+    found = find(script)
+    assert {loss["form"] for loss in found.losses} == {"infonce", "supcon"}
+    assert found.code != 0
+    assert not found.data["commands"]
+    assert "No command: it would leave the loss of the same step" in found.err
+    commands = find(script, "--only").data["commands"]
+    assert len(commands) == 2
+    assert all("--only" in command for command in commands)
