@@ -82,8 +82,10 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
         at, several = torch.eye(len(x), dtype=torch.bool, device=x.device), g < 0
         at = several if torch.equal(several, several.T) and int(several.sum()) > len(x) else at
         names = SINGLE if int(at.sum()) == len(x) else SEVERAL
+        used = (g != 0) | (x < x.amax(1, keepdim=True) - UNDERFLOW)
+        x = x.masked_fill(~used, -torch.inf)
         ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in names}
-        return _choose(ways, x, g, ("both", at, torch.ones_like(at)), tolerance)
+        return _choose(ways, x, g, ("both", at, used), tolerance)
     return form
 
 

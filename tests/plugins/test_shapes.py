@@ -424,3 +424,28 @@ def test_no_command_is_ready_where_one_does_not_replace_the_whole_loss(find):
     commands = find(script, "--only").data["commands"]
     assert len(commands) == 2
     assert all("--only" in command for command in commands)
+
+
+SAME_IMAGE = """
+images = torch.arange(N) // 2 % 4
+counted = (images[:, None] != images) | torch.eye(N).bool()
+
+def loss(a, b):
+    logits = norm(a) @ norm(b).T * 8
+    sums = logits.exp() * counted
+    return (sums.sum(1).log() + sums.sum(0).log() - 2 * logits.diagonal()).mean() / 2
+"""
+
+
+def test_rows_and_columns_with_a_mask_of_the_same_images(check):
+    """Captions of one image are no negatives of each other, in either direction; HCL leaves them out, too."""
+
+    def masked(objective, a, b, _):
+        images, at = torch.arange(N) // 2 % 4, torch.arange(N)
+        s = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T
+        s = s.masked_fill((images[:, None] == images) & ~torch.eye(N).bool(), -torch.inf)
+        return (objective.from_logits(s, at) + objective.from_logits(s.T, at)) / 2
+
+    (only,) = check(SAME_IMAGE, masked, 1 / 8).losses
+    assert (only["form"], only["way"]) == ("infonce", "both")
+    assert only["masked"] == pytest.approx(0.18)
