@@ -31,6 +31,7 @@ import bed_images
 import bed_last
 import bed_news
 import bed_pairs
+import bed_senses
 import bed_signals
 import bed_strangers
 import bed_texts
@@ -43,7 +44,7 @@ from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
 PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen, bed_fields)
-PAGES += (bed_trainers, bed_pairs, bed_strangers, bed_news)
+PAGES += (bed_trainers, bed_pairs, bed_strangers, bed_news, bed_senses)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
