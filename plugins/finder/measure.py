@@ -104,7 +104,9 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     finding["shifted"] = shift != 0
     if shift == shift and shift:  # by one number
         _name_bias(sink, shift, sink.x, finding)
-        finding["shifted"] = bool(finding["bias_learned"]) and finding["bias_variable"] is None
+        largest = float(sink.x.detach().amax(-1).abs().max())  # none, if it was that of each row, which the scale moves
+        moves = finding["bias_learned"] or (learned and largest <= sink.tolerance * abs(shift))
+        finding["shifted"] = bool(moves) and finding["bias_variable"] is None
         finding["offset"] = None if finding["shifted"] else shift
     if finding["scores"]:
         finding |= {"normalized": False, "one_sided": False, "scale": 1.0}

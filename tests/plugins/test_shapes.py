@@ -449,3 +449,28 @@ def test_rows_and_columns_with_a_mask_of_the_same_images(check):
     (only,) = check(SAME_IMAGE, masked, 1 / 8).losses
     assert (only["form"], only["way"]) == ("infonce", "both")
     assert only["masked"] == pytest.approx(0.18)
+
+
+LEARNED = """
+temperature = torch.nn.Parameter(torch.tensor(0.2).double())
+
+def loss(a, b):
+    with torch.no_grad():
+        temperature.mul_(1.1)
+    z, labels = torch.cat([norm(a), norm(b)]), torch.arange(N).repeat(2) % 3
+    others = 1 - torch.eye(len(z)).double()
+    same = torch.eq(labels[:, None], labels[None, :]).double() * others
+    logits = z @ z.T / temperature
+    logits = logits - logits.max(1, keepdim=True)[0].detach()
+    log_p = logits - torch.log((torch.exp(logits) * others).sum(1, keepdim=True))
+    return -((same * log_p).sum(1) / same.sum(1)).mean()
+"""
+
+
+def test_the_largest_logit_of_each_row_moves_with_a_learned_temperature(find, tmp_path, monkeypatch, capsys):
+    """It is each sample's own one, so that one number is taken from all logits, and another one in the next step."""
+    script = SCRIPT.replace("{code}", LEARNED)
+    (command,) = find(script).data["commands"]
+    ran = launch(tmp_path, script, monkeypatch, capsys, command[2], command[3 : command.index("--")])
+    assert ran.code == 0, ran.err
+    assert max(differences(ran.err)) < 1e-6
