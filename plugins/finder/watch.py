@@ -135,7 +135,7 @@ class Watch(TorchFunctionMode):
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
         stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.retained)
-        for store in (*stores, self.passed, self.made):
+        for store in (*stores, self.passed, self.made, self.unlinked):
             store.clear()
         return self._backward(tensors, *args, **kwargs)
 
