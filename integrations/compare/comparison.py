@@ -319,7 +319,7 @@ def same_numbers(runs: Sequence[Run]) -> bool:
     NaN says nothing of seeds, and of a coarse number, two seeds may have the same value.
     """
     runs = [run for run in runs if any(map(math.isfinite, (run.result or {}).values()))]
-    rows = {(run.name, json.dumps(run.record["result"]), f"{run.details.get('first_gradient', 0):.6g}") for run in runs}
+    rows = {(run.name, json.dumps(run.record["result"]), f"{run.details.get('first_gradient', 0):.5g}") for run in runs}
     return len({run.arguments["seed"] for run in runs}) > 1 and len(rows) == len({run.name for run in runs})
 
 

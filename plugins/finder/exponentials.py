@@ -249,7 +249,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             if group[0].logits:
                 finding["columns"] = rule
             if not group[0].logits or (finding["shifted"] and products[0].values().shape == sink.x.shape):
-                finding |= by_product(finding, products, raw or 1.0, rule)
+                finding |= by_product(watch, finding, products, raw or 1.0, rule)
         if apart and form.way == "rows" and not finding["learned"]:
             finding |= _lines(group, finding["scale"] / (raw or 1.0))
         values = [float(x) / k for x in watch.scalars for k in (1, 2)[: 1 + (form.way == "both")]]  # sums of both ways
@@ -287,11 +287,13 @@ def _is_known(finding: Finding, product: Product) -> bool:
     return False
 
 
-def by_product(finding: Finding, products: Sequence[Product], raw: float, rule: str) -> Finding:
+def by_product(watch: Watch, finding: Finding, products: Sequence[Product], raw: float, rule: str) -> Finding:
     """Return how the gradient of a product is replaced, where its scale is known before the logits are computed."""
     first = products[0]
     if first.distance is not None or first.kind != "matrix" or (finding["learned"] and not _is_known(finding, first)):
         return {}
+    if any(p.place.short == first.place.short for side in (first.a, first.b) for p in watch.walk(side).products):
+        return {}  # the line multiplies twice
     return {"product": first.place.short, "product_scales": [finding["scale"] / raw], "columns": rule}
 
 

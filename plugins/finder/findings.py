@@ -174,7 +174,8 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     _compare_cross_entropy(finding, sink, x, labels, targets)
     _find_margin(finding, sink)
     if finding["shifted"] and (way := RULES.get(str(finding["positives"]))):
-        finding |= by_product(finding, products, raw, way) if products[0].values().shape == sink.x.shape else {}
+        whole = products[0].values().shape == sink.x.shape
+        finding |= by_product(watch, finding, products, raw, way) if whole else {}
     finding["replace"] = function_of(watch, sink, root, finding, [finding["form"] or ""])
     return finding
 

@@ -129,7 +129,7 @@ def _einsum(equation: str, *tensors: Any) -> Any:
     """As :func:`operands`, if dimensions are contracted; tensors after the second are factors of that one."""
     tensors = tuple(tensors[0]) if len(tensors) == 1 and isinstance(tensors[0], (list, tuple)) else tensors
     left, arrow, right = equation.replace(" ", "").partition("->")
-    right = right if arrow else "".join(c for c in sorted(left) if left.count(c) == 1)
+    right = right if arrow else "".join(c for c in sorted(left) if c.isalpha() and left.count(c) == 1)
     x, _, others = left.partition(",")
     y, *more = others.split(",")
     inner = "".join(c for c in x if c in y and c not in right)
