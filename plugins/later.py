@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 def add_later(x: Tensor, more: Tensor) -> None:
-    """Let the leaves that ``x`` is computed from get ``more`` than what the backward pass that runs brings to them."""
+    """Add the gradient of ``x`` times ``more`` to what its leaves get from the backward pass that runs."""
     nodes: list[Any] = [get_gradient_edge(x).node]
     for node in nodes:  # which grows
         nodes += [above for above, _ in node.next_functions if above is not None and above not in nodes]
@@ -37,7 +37,7 @@ def add_later(x: Tensor, more: Tensor) -> None:
 
 
 def _with_more(waiting: dict[int, Tensor], g: Tensor) -> Tensor:
-    """Add what is of this pass, and of those within, which a checkpoint starts and which end at its arguments."""
+    """Add the gradients of this pass, and of passes within it, which a checkpoint starts and ends at its arguments."""
     task = torch._C._current_graph_task_id()
     return g + sum(waiting.pop(each) for each in [*waiting] if each >= task)
 

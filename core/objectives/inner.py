@@ -54,7 +54,7 @@ def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
 
 @torch.no_grad()
 def _solution(matrix: Any, bound: Value) -> Sequence[Tensor]:
-    """Compute what :func:`chi2_threshold` does of a matrix, the value, its weights, and its slope."""
+    """Compute :func:`chi2_threshold` of a matrix, the value, its weights, and its slope."""
     parts = matrix.split()
     weights, results = matrix.pair_buffer(), []
     for part, w in zip(parts, weights.split([len(part.scores) for part in parts]), strict=True):

@@ -348,7 +348,7 @@ def loss(a, b):
     ],
 )
 def test_negatives_that_each_anchor_draws_beside_positives_of_their_own(check, wrong):
-    """A recommender's sampled softmax: the positives are no keys of a common matrix."""
+    """A recommender's sampled softmax: the positives are not among common keys."""
 
     def sampled(objective, a, b, _):
         a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
@@ -438,7 +438,7 @@ def loss(a, b):
 
 
 def test_rows_and_columns_with_a_mask_of_the_same_images(check):
-    """Captions of one image are no negatives of each other, in either direction; HCL leaves them out, too."""
+    """Captions of one image are not negatives of each other, in either direction; HCL leaves them out, too."""
 
     def masked(objective, a, b, _):
         images, at = torch.arange(N) // 2 % 4, torch.arange(N)
