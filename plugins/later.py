@@ -10,7 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 def add_later(x: Tensor, more: Tensor) -> None:
-    """Add the gradient of ``x`` times ``more`` to what its leaves get from the backward pass that runs."""
+    """Add the gradient of ``x`` times ``more`` to those that its leaves get in the backward pass that runs."""
     nodes: list[Any] = [get_gradient_edge(x).node]
     for node in nodes:  # which grows
         nodes += [above for above, _ in node.next_functions if above is not None and above not in nodes]
