@@ -337,8 +337,11 @@ def objective_of(spec: str, own: str = OWN_LOSS) -> Objective:
 
 
 def depends_on_cosines(spec: str) -> bool:
-    """Return whether a part of the objective depends on the cosines themselves, not on their differences alone."""
-    return any(getattr(part, "on_cosines", False) for part in as_objective(spec, like="infonce").modules())
+    """Return whether the objective or a rule depends on the cosines themselves, not on their differences alone."""
+    objective = as_objective(spec, like="infonce")
+    rules = objective.rules if isinstance(objective, Treatment) and "guide" not in objective.told else ()
+    parts = any(getattr(part, "on_cosines", False) for part in objective.modules())
+    return parts or any(rule.kind != "absolute" for rule in rules)
 
 
 def _anchors(calls: Mapping[str, int]) -> Counter[str]:

@@ -76,9 +76,9 @@ def train(tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
         (tmp_path / "toy.py").write_text(f"{script}print('trained', *map(repr, TRAINED))\n")
         try:
-            code = (
-                inject.main([*words, "--", "toy.py"]) if words else runpy.run_path("toy.py", run_name="__main__") and 0
-            )
+            code = inject.main([*words, "--", "toy.py"]) if words else 0
+            if not words:
+                runpy.run_path("toy.py", run_name="__main__")
         finally:
             torch.set_default_dtype(torch.float32)
         out, err = capsys.readouterr()
@@ -108,6 +108,18 @@ def test_what_auto_prints_trains_as_the_objective_by_hand(find, train, objective
     ours = f'cp.objective("{words[words.index("--objective") + 1]}").from_logits(logits, at, scale=scale)'
     assert injected.code == 0, injected.err
     assert injected.trained == pytest.approx(train(write(ours, scale=SCALES[scale])).trained, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "refused"), [("threshold=0.5", True), ("margin=0.1,relative", True), ("margin=-0.05", False)]
+)
+def test_rules_of_cosines_are_refused_at_shifted_logits(train, rule, refused):
+    """A margin below the positive is a difference, which does not depend on the shift."""
+    words = ["logits", "--site", line_of("loss"), "--objective", f"infonce:t=0.2; {rule}"]
+    shifted, plain = (train(write(LOSSES["cross_entropy"], SHIFTS[name]), *words) for name in ("constant", "none"))
+    assert (shifted.code, plain.code) == (2 if refused else 0, 0), shifted.err
+    if not refused:
+        assert shifted.trained == pytest.approx(plain.trained, rel=1e-9)
 
 
 @pytest.mark.parametrize("shift", ["constant", "trained"])
