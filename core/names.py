@@ -57,8 +57,9 @@ OBJECTIVES = {
 def closest(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message that suggests the closest known name, or nothing."""
     spelled, name = {option.lower(): option for option in known}, name.lower()
-    others = {"tau": ("t", "temperature"), "tau_plus": ("prior",), "y": ("labels",), "targets": ("labels",)}
-    name = next((other for other in others.get(name, ()) if other in spelled), name)
+    others = {"tau_plus": "prior", "y": "labels", "targets": "labels", "duplicates": "ids"}
+    meant = ("t", "temperature") if name == "tau" else (others.get(name, name),)
+    name = next((other for other in meant if other in spelled), name)
     close = get_close_matches(name, spelled, n=1, cutoff=0.65 if name[2:] else 0.5)
     close = close or [option for option in spelled if name[1:] and name in option]
     return f" Did you mean {spelled[close[0]]!r}?" if close else ""

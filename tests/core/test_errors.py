@@ -77,6 +77,7 @@ EMBEDDINGS = {
         r"view 3: .* got list: .* by name, such as labels=",
     ),
     "feature maps": (lambda: LOSS(*torch.ones(2, 6, 4, 3, 3)), ValueError, r"got \(6, 4, 3, 3\)\. .*z\.flatten\(1\)"),
+    "ids by a treatment's name": (lambda: LOSS(Z1, Z2, duplicates=IDS), TypeError, r"Did you mean 'ids'\?"),
     "ids of three views": (lambda: LOSS(Z1, Z2, Z2, ids=torch.arange(18)), ValueError, r"per sample, not one per view"),
     "logits": (lambda: LOSS(Z1 @ Z2.T), ValueError, r"got 1\. For logits, call from_logits\(logits, labels\)"),
     "one stacked view": (lambda: LOSS(Z1.unsqueeze(1), stacked=True), ValueError, r"needs at least 2 views, got 1"),
