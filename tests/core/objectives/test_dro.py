@@ -193,7 +193,10 @@ def test_an_anchor_with_one_negative_leaves_the_gradients_of_others_alone():
     for _ in range(30):
         z, hard = torch.randn(2, 5, 4, generator=draw, dtype=torch.float64), torch.randn(5, 4, generator=draw).double()
         how = {"negatives": hard, "hardness": ("in_batch_negatives", 9.0), "empty": "zero"}
-        how |= {"log_q": -3 + torch.randn(5, generator=draw).double(), "negative_log_q": torch.randn(5, 1).double()}
+        how |= {
+            "log_q": -3 + torch.randn(5, generator=draw).double(),
+            "negative_log_q": -3 + torch.randn(5, 1, generator=draw).double(),
+        }
         how |= {"false_negatives": cp.threshold(-0.47), "pairing": "joint"}
         found = []
         for tile in (0, 2):
