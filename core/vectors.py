@@ -1,6 +1,8 @@
 """Normalize embeddings, and choose their precision."""
 
 import warnings
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -59,13 +61,14 @@ def widen(z: Tensor) -> Tensor:
 
 
 class UnitViews(torch.autograd.Function):
-    """:func:`unit` of several views ``(B, d)``, below one another, ``(m B, d)``; stores little for the backward pass.
+    """:func:`unit` of several views ``(B, d)``, each, and below one another, ``(m B, d)``.
 
-    Also returns the factors of the rows, ``(m B, 1)``, so that autograd can differentiate the gradient again.
+    Also returns the factors of the rows, ``(m B, 1)``, so that autograd can differentiate the gradient again. It stores
+    little for the backward pass, which takes the gradients of views as they come: to join them would take longer.
     """
 
     @staticmethod
-    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> tuple[Tensor, ...]:
         z = torch.cat([*views])
         z = z if z.dtype == dtype else z.to(dtype)
         norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
@@ -83,18 +86,25 @@ class UnitViews(torch.autograd.Function):
         ctx.dtype, ctx.views = views[0].dtype, len(views)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, scale)
-        return z, scale
+        return z, scale, *z.chunk(len(views))
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None) -> Any:
-        z, scale = ctx.saved_tensors
-        dz = torch.zeros_like(z) if dz is None else dz
-        # the part perpendicular to the rows, which are unit vectors
-        along = dz * z
-        if torch.is_grad_enabled():
-            d_views = (dz - z * along.sum(1, keepdim=True)) * scale
-        else:  # one buffer for all steps
-            d_views = torch.addcmul(dz, z, along.sum(1, keepdim=True), value=-1, out=along).mul_(scale)
-        if d_scale is not None:  # of a second derivative
-            d_views = d_views - scale**2 * z * d_scale
-        return None, None, *d_views.to(ctx.dtype).chunk(ctx.views)
+    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None, *d_views: Tensor | None) -> Any:
+        def parts(x: Tensor | None) -> Sequence[Any]:
+            return [None] * ctx.views if x is None else x.chunk(ctx.views)
+
+        of_views = []
+        of_each = zip(*map(parts, (*ctx.saved_tensors, d_scale, dz)), d_views, strict=True)
+        for z, scale, d_factor, *gradients in of_each:
+            known = [d for d in gradients if d is not None]
+            d = reduce(torch.add, known) if known else torch.zeros_like(z)
+            # the part perpendicular to the rows, which are unit vectors
+            along = d * z
+            if torch.is_grad_enabled():
+                d = (d - z * along.sum(1, keepdim=True)) * scale
+            else:  # one buffer for all steps
+                d = torch.addcmul(d, z, along.sum(1, keepdim=True), value=-1, out=along).mul_(scale)
+            if d_factor is not None:  # of a second derivative
+                d = d - scale**2 * z * d_factor
+            of_views.append(d.to(ctx.dtype))
+        return None, None, *of_views

@@ -113,8 +113,7 @@ class Batch:
         if self._views is not None:
             return self._views
         if self._stackable():
-            stack: Tensor = UnitViews.apply(self._eps(self.raw[0]), self.dtype, *self.raw)[0]
-            self._stack, self._views = stack, [*stack.chunk(len(self.raw))]
+            self._stack, _, *self._views = UnitViews.apply(self._eps(self.raw[0]), self.dtype, *self.raw)
         else:
             self.check_finite()
             self._views = [self._prepared(v, f"view {i}") for i, v in enumerate(self.raw, 1)]
