@@ -27,6 +27,7 @@ Cached losses compute logits in parts: each is a batch for statistics over the b
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -253,7 +254,9 @@ class ContrastiveLoss(nn.Module):
         if self.rules:
             config["false_negatives"] = [str(rule) for rule in self.rules]
         if self._guide:
-            config["guide"] = str(self._guide[0].guide)
+            encoder = getattr(self._guide[0].guide[0], "auto_model", None)
+            name = getattr(encoder, "name_or_path", "")  # a folder's own name, so that a card shows no path
+            config["guide"] = (Path(name).name if Path(name).exists() else name) or str(self._guide[0].guide)
         return config
 
 

@@ -172,6 +172,8 @@ def test_is_gist_embed(bert, model, kind, margin, strategy, columns):
     assert_equal(ours, theirs, 5e-6)
     plain = value_and_gradients(kind(model, "infonce:t=0.05"), data)
     assert (plain[0] - ours[0]).abs() > 1e-3  # the guide leaves out something
+    guide[0].auto_model.name_or_path = bert
+    assert kind(model, false_negatives=rule, guide=guide).get_config_dict()["guide"] == Path(bert).name
 
 
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
