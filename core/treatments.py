@@ -173,11 +173,8 @@ class Treatment(Wrapper):
             if isinstance(views[-1], Keys):
                 raise TypeError(f"{self}: duplicates: of documents, give ids= and cp.Keys(..., ids=...) instead.")
             told = views[0].unbind(1) if options.get("stacked", False) else views
-            numbers = [numbered(rows, group) for rows in (told if given is None else [given])]
-            known = options.get("ids") if options.get("labels") is None else options["labels"]
-            if known is not None:
-                numbers.append(numbered(known, False).to(numbers[0].device))
-            options["ids"] = merged_of_all(numbers, group)
+            name = "ids" if options.get("labels") is None else "labels"
+            options |= _same_samples(told, options, name, given, group)
         return options
 
     def _masked(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Told:
@@ -334,6 +331,33 @@ class Treatment(Wrapper):
     def to_dict(self) -> dict[str, Any]:
         told = {**self.told, "false_negatives": [*map(str, self.rules)] or None}
         return {"name": "treatment", "objective": self.objective.to_dict(), "told": told}
+
+
+def _same_samples(
+    views: Sequence[Tensor], options: Mapping[str, Any], name: str, given: Any, group: Gather
+) -> dict[str, Any]:
+    """Return ids of samples, and of their hard negatives, that say which are the same, by ``given`` or by embeddings.
+
+    ``name`` is ``ids`` or ``labels``: what is known of them already, which is merged.
+    """
+    keys = None if options.get("negatives") is None else Keys.of(options["negatives"])
+    hard = views[0][:0] if keys is None else keys.embeddings.flatten(0, -2)
+    process = torch.distributed.get_rank() if group else 0
+    apart = numbered([f"{process}, {i}" for i in range(len(hard))], False).long()  # nothing is known of them
+
+    def with_hard(of_samples: Tensor, of_hard: Tensor | None) -> Tensor:
+        return torch.cat([of_samples.to(views[0].device), (apart if of_hard is None else of_hard).to(views[0].device)])
+
+    if given is None:
+        numbers = [numbered(torch.cat([view, hard.to(view.dtype)]), group) for view in views]
+    else:
+        numbers = [with_hard(numbered(given, group), None)]
+    if options.get(name) is not None:
+        known = None if keys is None or keys.ids is None else keys.ids.flatten()
+        numbers.append(with_hard(numbered(options[name], False), known))
+    same = merged_of_all(numbers, group)
+    own, of_hard = same[: len(same) - len(hard)], same[len(same) - len(hard) :]
+    return {name: own} if keys is None else {name: own, "negatives": keys._replace(ids=of_hard)}
 
 
 def treatment(text: str, like: Objective | str | None = None) -> Treatment:

@@ -290,6 +290,26 @@ def test_duplicates_of_either_side_are_the_same_sample():
     assert t.counts == {"anchors": 12, "excluded": 4, "without_negatives": 0}
 
 
+@pytest.mark.parametrize("known", ["nothing", "their ids", "labels", "texts of the samples"])
+def test_duplicates_among_hard_negatives_are_no_negatives(known):
+    """Whatever else is known: ids of samples and of hard negatives are numbered together."""
+    z1, z2, hard = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z2[4], hard[1], hard[3], hard[5] = z2[2], z2[0], z2[2], z1[5]
+    number, of_hard = torch.tensor([0, 1, 2, 3, 2, 5]), torch.tensor([10, 0, 12, 2, 14, 5])
+    options = {"negatives": cp.Keys(hard)}
+    if known == "their ids":  # sample 3 is the same as the first hard negative
+        options = {"ids": torch.tensor([7, 8, 9, 20, 11, 12]), "negatives": cp.Keys(hard, torch.arange(20, 26))}
+        of_hard[0] = 3
+    elif known == "labels":
+        options["labels"] = torch.tensor([1, 2, 3, 4, 3, 6])
+    elif known == "texts of the samples":  # hard negatives, of which they say nothing, have ids
+        options |= {"duplicates": [*"abcdcf"], "ids": number, "negatives": cp.Keys(hard, of_hard)}
+    found = cp.treatment("infonce:t=0.1; duplicates")(z1, z2, pairing="one_way", **options)
+    kind = "labels" if known == "labels" else "ids"
+    wanted = cp.InfoNCE(0.1)(z1, z2, pairing="one_way", **{kind: number}, negatives=cp.Keys(hard, of_hard))
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("pairing", ["one_way", "views", "symmetric"])
 def test_counts_excluded_keys_and_empty_anchors_of_embeddings(pairing):
     t = cp.treatment("infonce:t=0.5; ids=y")
