@@ -44,7 +44,7 @@ from counterpoint.values import FromHost
 from . import logits
 from .encoders import copy_of, follow
 from .host import ONE_WAY, Host, loss_of
-from .texts import Guide, equal_texts
+from .texts import Guide, equal_texts, with_ids
 
 _COLUMNS = ("negatives", "views")
 _LABELS = ("ids", "classes", "index")
@@ -153,9 +153,11 @@ class ContrastiveLoss(nn.Module):
         for name, (value, known) in words.items():
             if value is not None:
                 check_known(f"{where}: unknown {name}", value, known)
-        if duplicates is not None and (labels is not None or gather_across_devices):
-            other = "labels" if labels is not None else "gather_across_devices"
-            raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}=.')
+        if getattr(self.objective, "told", {}).get("duplicates") is True:  # dropout embeds equal texts differently
+            duplicates = _TEXT
+        if duplicates is not None and (labels == "classes" or gather_across_devices):
+            other = 'labels="classes"' if labels == "classes" else "gather_across_devices="
+            raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}.')
         if guide is not None and false_negatives is None and not getattr(self.objective, "rules", ()):
             raise ValueError(f"{where}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule.")
         self.directions: tuple[str, ...] = _as_directions(pairing, directions, hardness_mode, hardness_strength)
@@ -221,6 +223,13 @@ class ContrastiveLoss(nn.Module):
         """Compute the loss; all that is ``known``, but of hard negatives, are arguments of the objective."""
         views, hard = self._split(embeddings)
         hard_ids, hard_guide = known.pop("hard_ids", None), known.pop("hard_guide", None)
+        if self.labels is not None:
+            if labels is None:
+                raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
+            if self.labels == "ids" and self.duplicates is not None:
+                known["ids"], hard_ids = with_ids(known["ids"], hard_ids, labels)
+            else:
+                known["labels" if self.labels == "classes" else self.labels] = labels
         options: dict[str, Any] = {"gather": self.gather_across_devices, **known}
         options |= {"false_negatives": self.rules, "empty": "zero"} if self.rules else {}
         options |= {} if self.in_batch else {"in_batch": False}  # without hard negatives the objective refuses it
@@ -229,10 +238,6 @@ class ContrastiveLoss(nn.Module):
             options["negatives"] = Keys(torch.stack(hard, 1), hard_ids, guide=hard_guide, **own)
         elif not self.shared_negatives:
             raise ValueError("shared_negatives=False: needs hard negatives, a third column.")
-        if self.labels is not None:
-            if labels is None:
-                raise ValueError(f"{type(self).__name__}: labels={self.labels!r} needs a dataset with a column label.")
-            options["labels" if self.labels == "classes" else self.labels] = labels
         if self.similarity == "dot":
             options["normalize"] = False
         if self.directions:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from counterpoint.batch.same import merged, numbered
+from counterpoint.checks import require_ids
 
 Features = dict[str, Tensor]
 
@@ -43,6 +44,15 @@ def equal_texts(columns: Sequence[Features], negatives: Sequence[Features] = ())
     own = torch.arange(count, count * (1 + len(negatives)))
     ids = merged(torch.cat(every), torch.cat([samples, own])).to(device)
     return ids[:count], ids[len(samples) :].view(-1, count).T if negatives else None
+
+
+def with_ids(ids: Tensor, hard_ids: Tensor | None, given: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Merge what :func:`equal_texts` found with ids of the samples; hard negatives have those of equal texts."""
+    given = require_ids(given, "labels", len(ids))
+    hard = ids[:0] if hard_ids is None else hard_ids.flatten()
+    apart = given.max() + 1 + torch.arange(len(hard)).to(given)
+    both = merged(torch.cat([ids, hard]), torch.cat([given.to(ids), apart.to(ids)]))
+    return both[: len(ids)], None if hard_ids is None else both[len(ids) :].view_as(hard_ids)
 
 
 class Guide:

@@ -190,6 +190,38 @@ def test_samples_that_share_a_text_are_not_negatives(model, kind):
     assert loss_fn.get_config_dict()["duplicates"] == "text"
 
 
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+@pytest.mark.parametrize("objective", ["infonce:t=0.1", "infonce:t=0.1; duplicates", "infonce:t=0.1; ids=label"])
+def test_ids_of_documents_and_equal_texts_go_together(model, kind, objective):
+    """A hard negative has the id of the sample whose text it is."""
+    model.eval()
+    anchors, answers, hard = ([f"w{k + i} w{50 - k - i}" for i in range(6)] for k in (0, 10, 35))
+    answers[3], hard[2], hard[5] = answers[1], answers[0], answers[4]
+    documents = torch.tensor([7, 8, 9, 10, 7, 12])  # the same document in other words
+    told = {} if "ids" in objective else {"labels": "ids"}
+    told |= {} if "duplicates" in objective else {"duplicates": "text"}
+    found = value_and_gradients(kind(model, objective, **told), [anchors, answers, hard], documents)
+    a, b, c = (model(x)["sentence_embedding"] for x in features(model, [anchors, answers, hard]))
+    ids, of_hard = torch.tensor([0, 1, 2, 1, 0, 5]), torch.tensor([20, 21, 0, 23, 24, 0])
+    wanted = cp.InfoNCE(0.1)(a, b, negatives=cp.Keys(c, ids=of_hard), pairing="one_way", ids=ids)
+    torch.testing.assert_close(found[0], wanted.detach())
+
+
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+def test_a_treatment_finds_duplicates_by_their_texts(model, kind):
+    """Dropout embeds equal texts differently."""
+    columns = [[f"w{k + i} w{50 - k - i}" for i in range(6)] for k in (0, 10, 35)]
+    columns[1][3], columns[2][2] = columns[1][1], columns[1][0]
+    losses_of = (kind(model.train(), "infonce:t=0.1; duplicates"), kind(model, "infonce:t=0.1", duplicates="text"))
+    losses_of += (kind(model, "infonce:t=0.1"),)
+    found = []
+    for loss_fn in losses_of:
+        torch.manual_seed(0)
+        found.append(loss_fn(features(model, columns), None).detach())
+    torch.testing.assert_close(found[0], found[1])
+    assert found[0] != found[2]
+
+
 def test_which_negatives_count(model):
     model.eval()
     data = features(model, texts(4))
@@ -206,7 +238,7 @@ def test_which_negatives_count(model):
     ("options", "says"),
     [
         ({"duplicates": "txt"}, "unknown duplicates 'txt'. Did you mean 'text'"),
-        ({"duplicates": "text", "labels": "ids"}, 'duplicates="text" cannot be combined with labels='),
+        ({"duplicates": "text", "labels": "classes"}, 'duplicates="text" cannot be combined with labels="classes"'),
         ({"duplicates": "text", "gather_across_devices": True}, "cannot be combined with gather_across_devices="),
         ({"guide": object()}, "guide= needs false_negatives= beside it"),
         ({"false_negatives": "margin"}, "expected margin(0.1), margin(0.05,relative)"),
