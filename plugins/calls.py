@@ -26,6 +26,8 @@ HOW = (
 )
 OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = "logsigmoid"
+# whose operands are not entries of one tensor alone: a table that is looked up is data
+_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "Conv", "Embedding", "Index", "Gather")
 _SUMS = ("logsumexp", "log_softmax", _BINARY, "softmax", "exp")
 _IF_WRONG = (
     "What --positives or --own says is not so, or the host adds another term to these logits, or changes its loss in "
@@ -48,6 +50,7 @@ class Calls:
         self.classifies: dict[str, bool] = {}
         self.scales = Scales(seam, None if seam.options.get("product") else seam.options.get("scale"))
         self.unlabeled: dict[str, str] = {}  # calls at sites that need --positives
+        self.kinds: dict[Site, bool | tuple[int, list[Logits]]] = {}  # see leaves_alone
         self.hooked = WeakIdKeyDictionary()  # logits whose whole gradient is replaced
         seam.if_wrong = _IF_WRONG
 
@@ -69,8 +72,34 @@ class Calls:
             if where not in self.classifies and logits.requires_grad:
                 self.classifies[where] = self.scales.are_of_a_layer(logits)
             shape += " of a layer" * self.classifies.get(where, False)
+        elif self.leaves_alone(site, where, logits):
+            site, shape = None, f"{shape} of a layer"
         self.seam.saw(where, shape, replaced=site is not None)
         return site, where
+
+    def leaves_alone(self, site: Site, where: str, logits: Tensor) -> bool:
+        """Return whether these are the logits of a classifier, whose loss shares the line of a contrastive one.
+
+        While all calls of a site have been of layers, as for a table of all keys, they are the site's loss. After
+        another call they are not, and those of the same step get their own gradient back.
+        """
+        kind = self.kinds.setdefault(site, (self.seam.calls, []))
+        if not logits.requires_grad or self.sites[site] is not None:
+            return False
+        if _is_of_a_layer(logits):
+            if kind is True:
+                self.seam.notes[f"{where}, a layer"] = "logits of a classifier there keep their loss"
+            return kind is True
+        if isinstance(kind, tuple) and kind[1]:
+            if self.seam.calls > kind[0]:
+                raise SeamError(
+                    f"logits: calls at {where} first had the logits of a layer, and now those of a product of "
+                    "embeddings: which loss is meant? Give each a line of its own"
+                )
+            for call in kind[1]:
+                vars(call).update(vars(Logits(self.seam, None, where, OWN_LOSS, None)))
+        self.kinds[site] = True
+        return False
 
     def logits(
         self, site: Site, frame: FrameType, where: str, x: Tensor, positives: Tensor | None, own: str, **how: Any
@@ -103,12 +132,42 @@ class Calls:
         both = self.seam.options.get("way") == "both"
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
         told = self.seam.told(lambda: names_at(frame))
-        return Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
+        found = Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
+        kind = self.kinds.get(site)
+        if isinstance(kind, tuple) and (not kind[1] or kind[0] == self.seam.calls):
+            self.kinds[site] = (self.seam.calls, [*kind[1], found])
+        return found
 
 
 def uses_scale(loss_fn: Objective) -> bool:
     """Return whether a part of the objective has the host's temperature."""
     return any(isinstance(part, FromHost) and part.name == "temperature" for part in loss_fn.modules())
+
+
+def _is_of_a_layer(logits: Tensor) -> bool:
+    """Return whether all products that lead to the logits have a factor that is nothing but parameters."""
+
+    def above(node: Any) -> tuple[list[Any], list[Any]]:
+        """Return the first products above a node, and the ends beside them."""
+        products, ends, todo, seen = [], [], [node], {None}
+        while todo and len(seen) < 100:
+            if (node := todo.pop()) in seen:
+                continue
+            seen.add(node)
+            if node.name().startswith(_PRODUCTS):
+                products.append(node)
+            elif node.next_functions:
+                todo += [function for function, _ in node.next_functions]
+            else:
+                ends.append(node)
+        return products, ends
+
+    def is_weight(node: Any) -> bool:
+        products, ends = above(node)
+        return not products and any(getattr(end, "variable", logits[:0, 0]).dim() > 1 for end in ends)
+
+    products = above(logits.grad_fn)[0]
+    return bool(products) and all(any(is_weight(f) for f, _ in node.next_functions) for node in products)
 
 
 def put(seam: Seam, owner: Any, name: str, function: Callable[..., Any]) -> None:

@@ -305,6 +305,33 @@ def test_a_classifier_of_the_same_shape_is_no_half_of_the_loss(launch):
     assert "toy.py:13 with logits (5, 5) of a layer, 3 times" in launch("--site", "elsewhere.py:1", script=script).err
 
 
+@pytest.mark.parametrize("classifier", ["head(a)", "F.linear(a, F.normalize(head.weight, dim=1))"])
+@pytest.mark.parametrize("first", ["language", "loss"])
+def test_a_classifier_on_the_same_line_keeps_its_loss(launch, first, classifier):
+    """Its cross entropy passes every proof; only its logits tell that it is another loss."""
+    script = SCRIPT.replace("head(a)", classifier)
+    apart = launch(*SITE, "--objective", "hcl:t=0.1", script=script)
+    class_loss, loss = f"criterion({classifier}, torch.arange(5))", "criterion(a @ b.T / 0.1, torch.arange(5))"
+    named = {"language": class_loss, "loss": loss}
+    names = [first, *named.keys() - {first}]
+    start = script.index("        language")
+    line = f"{', '.join(names)} = {', '.join(named[name] for name in names)}"
+    script = f"{script[:start]}        {line}{script[script.index('  # here') :]}"
+    words = ("--site", "toy.py:13", "--scale", "10", "--objective", "hcl:t=0.1")
+    together = launch(*words, script=script)
+    assert together.losses == [pytest.approx(line, rel=1e-6) for line in apart.losses]
+    assert proof(together.err)[0] == 3
+    assert "toy.py:13, a layer: logits of a classifier there keep their loss" in together.err
+
+
+def test_a_classifier_that_trains_first_on_the_same_line_is_refused(launch):
+    """Its loss was replaced in the first step."""
+    line = "loss = sum(criterion(x, torch.arange(5)) for x in ((head(a),) if _ < 1 else (head(a), a @ b.T / 0.1)))"
+    script = SCRIPT.replace("loss = criterion(a @ b.T / 0.1, torch.arange(5))", line)
+    found = launch(*SITE, "--objective", "hcl:t=0.1", script=script)
+    assert (found.code, "first had the logits of a layer, and now those of a product" in found.err) == (2, True)
+
+
 def test_a_scale_that_changes(launch):
     script = SCRIPT.replace("loss = criterion(a @ b.T / 0.1", "s = 10 / (1 + _); loss = criterion(s * a @ b.T")
     words = ("--site", "toy.py:14", "--objective", "hcl:t=0.1")
