@@ -172,6 +172,8 @@ def pairing_in_force(batch: Batch, default: str) -> str:
         raise ValueError(f"{given}, and so is {chosen!r}: give one.")
     if default == "single":  # regularizers use the samples, whatever the pairing
         return "single"
+    if "single" in (chosen, *(chosen.values() if isinstance(chosen, Mapping) else ())):
+        raise ValueError("the pairing single has no positives: it is that of regularizers, dp and gor.")
     if batch.directions:
         return "joint"
     if batch.queue is not None:

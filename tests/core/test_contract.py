@@ -147,7 +147,7 @@ def test_the_length_of_embeddings_does_not_matter(spec):
 def test_anchors_average_to_the_mean(spec):
     z = embeddings(dtype=torch.float64)
     pairing = (
-        "single" if "dp" in spec or "gor" in spec else "views" if " + " in spec else None
+        "one_way" if "dp" in spec or "gor" in spec else "views" if " + " in spec else None
     )  # a sum needs the same anchors throughout
     each, mean = (call(at(spec), z, reduction=r, pairing=pairing) for r in ("none", "mean"))
     assert each.dim() == 1

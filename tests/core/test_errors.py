@@ -131,6 +131,7 @@ EMBEDDINGS = {
         r"view 1: 4 of 24 values .*infinite.*first at \(4, 0\)",
     ),
     "hard negatives alone": (lambda: LOSS(Z1, negatives=Z2), ValueError, r"one_way needs at least 2 views, got 1"),
+    "pairing without positives": (lambda: LOSS(Z1, Z2, pairing="single"), ValueError, r"single has no positives"),
     "pairing": (lambda: LOSS(Z1, Z2, pairing="oneway"), ValueError, r"unknown pairing 'oneway'.*mean 'one_way'.*views"),
     "pairing queue": (lambda: LOSS(Z1, Z2, pairing="queue"), ValueError, r"pairing queue needs queue="),
     "symmetric views": (

@@ -201,7 +201,7 @@ def test_objectives_use_them(everywhere, spec, how, calls):
 def test_every_objective(everywhere, spec):
     z = embeddings(dtype=torch.float32)
     how = {"adversarial": z[2].to(DEVICE), "mixed": z[3].to(DEVICE), "index": torch.arange(6, device=DEVICE)}
-    how["pairing"] = "single" if "dp" in spec else "views" if " + " in spec else None
+    how["pairing"] = "one_way" if "dp" in spec else "views" if " + " in spec else None
     torch.testing.assert_close(results(spec, z[:2], None, **how), results(spec, z[:2], 0, **how), rtol=1e-3, atol=1e-4)
 
 
@@ -251,7 +251,7 @@ def test_no_second_derivative(everywhere):
 @pytest.mark.parametrize("spec", SPECS)
 def test_no_step_waits_for_the_gpu(spec):
     z = embeddings(dtype=torch.float32).to(DEVICE).requires_grad_()
-    how = {"adversarial": z[2], "mixed": z[3], "pairing": "single" if "dp" in spec else "views"}
+    how = {"adversarial": z[2], "mixed": z[3], "pairing": "one_way" if "dp" in spec else "views"}
     how["index"] = torch.arange(6, device=DEVICE)
     loss_fn = at(spec, 0.3).to(DEVICE)
     loss_fn(*z[:2], **how).backward()  # the first call compiles

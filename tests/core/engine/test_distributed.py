@@ -23,7 +23,7 @@ FSDP2 = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 6)
 # how many samples each process has
 SIZES = {"two": [4, 4], "two, uneven": [1, 6], "four": [2, 2, 2, 2], "four, uneven": [3, 1, 4, 2]}
 COUPLED = ["adnce:mu=auto,sigma=auto", "infonce:radius=0.1", "dro:shared=true", "dp:reduction=batch_sum"]
-PAIRINGS = ["views", "one_way", "symmetric", "first_two", "pairs", "arcl", "single"]
+PAIRINGS = ["views", "one_way", "symmetric", "first_two", "pairs", "arcl"]
 OWN = ("adversarial", "mixed", "index")
 
 CASES: dict[str, Case] = {

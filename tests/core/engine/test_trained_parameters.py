@@ -8,7 +8,7 @@ from specs import LEARNED, embeddings
 
 import counterpoint as cp
 
-PAIRINGS = ["one_way", "symmetric", "first_two", "views", "single", "joint"]
+PAIRINGS = ["one_way", "symmetric", "first_two", "views", "joint"]
 SIZE = 40
 SPECS = [*(x for x in LEARNED if "learned" in x), "siglip:t=learned(0.5,0.001,100),b=-1"]
 FROZEN = [(True, False), (False, True), (True, True)]

@@ -18,7 +18,7 @@ def test_choices_are_what_the_implementations_know():
     assert tuple(augment.AUGMENTATIONS) == settings.AUGMENTATIONS
     assert tuple(evaluation.PROBES) == settings.PROBES
     # no queue to fill here, and no directions to choose
-    assert tuple(name for name in PAIRINGS if name not in ("queue", "joint")) == settings.PAIRINGS
+    assert tuple(name for name in PAIRINGS if name not in ("queue", "joint", "single")) == settings.PAIRINGS
 
 
 def test_every_flag_has_a_help():
