@@ -300,7 +300,9 @@ class Treatment(Wrapper):
             return
         anchors, empty = across(tally[0]), across(tally[2])
         if bool((anchors > 1) & (empty == anchors)):  # a call may be of one anchor, and a step of many calls
-            hint = " An anchor and its positive are one sample: are values in the order of the keys?" * bool(self.told)
+            same = {*self.told} & {"duplicates", "ids", "labels"}
+            hint = " An anchor and its positive are one sample: are values in the order of the keys?" if same else ""
+            hint += " A lower margin=, or a higher threshold=, excludes fewer keys." * bool(self.rules)
             raise ValueError(f"{self}: every anchor of this step is left without negatives.{hint}")
         for name, value in zip(self.counts, tally, strict=True):
             self.counts[name] = self.counts[name] + value
