@@ -164,7 +164,8 @@ def _is_of_a_layer(logits: Tensor) -> bool:
 
     def is_weight(node: Any) -> bool:
         products, ends = above(node)
-        return not products and any(getattr(end, "variable", logits[:0, 0]).dim() > 1 for end in ends)
+        variables = [getattr(end, "variable", None) for end in ends]
+        return not products and any(isinstance(x, nn.Parameter) and x.dim() > 1 for x in variables)
 
     products = above(logits.grad_fn)[0]
     return bool(products) and all(any(is_weight(f) for f, _ in node.next_functions) for node in products)
