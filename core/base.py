@@ -107,9 +107,9 @@ class Objective(Parametrized):
         Unused ``index``, ``prior``, ``positive_factor``, ``adversarial`` and ``mixed`` are ignored.
 
         Args:
-            views: tensors ``(B, d)``, one per view, or queries ``(Q, d)`` and documents, a :class:`counterpoint.Keys`
-                with ``positives=``. They are normalized here unless ``normalize=False``.
-            stacked: the views are one tensor ``(B, views, d)``. For ``(views, B, d)``, call ``loss_fn(*z)``.
+            views: tensors ``(B, d)``, one per view: of ``(B, views, d)``, ``*z.unbind(1)``. Or queries ``(Q, d)`` and
+                documents, a :class:`counterpoint.Keys` with ``positives=``. They are normalized unless
+                ``normalize=False``.
             pairing: who is compared with whom, by default as in each objective's paper: see
                 :mod:`counterpoint.batch.pairings`. A mapping such as ``{"views": "one_way"}`` replaces one of them.
             directions, hardness: what the pairing ``joint`` compares, in one denominator (GTE's loss), and which

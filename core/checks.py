@@ -110,7 +110,7 @@ def is_whole(tensor: Tensor) -> bool:
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
-def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> list[Tensor]:
+def require_views(views: Sequence[Any], queued: bool) -> list[Tensor]:
     """Return the views of a batch, ``(B, d)`` each; with a queue also ``(B, m, d)``."""
     for i, view in enumerate(views, 1):
         if isinstance(view, (list, tuple)):
@@ -122,14 +122,9 @@ def require_views(views: Sequence[Any], queued: bool, stacked: bool = False) -> 
             raise TypeError(f"view {i}: expected floating-point values, got {view.dtype}.{hint}")
     if not views:
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")
-    whole = len(views) == 1 and views[0].dim() == 3
-    if stacked and not whole:
-        shapes = ", ".join(map(shape, views))
-        raise ValueError(f"stacked=True: expected one tensor (batch, views, width), got {shapes}.")
-    if whole and not stacked:
-        calls = "For (views, batch, width), call loss_fn(*z); for (batch, views, width), loss_fn(z, stacked=True)."
+    if len(views) == 1 and views[0].dim() == 3:
+        calls = "For (views, batch, width), call loss_fn(*z); for (batch, views, width), loss_fn(*z.unbind(1))."
         raise ValueError(f"view 1: expected shape (batch, width), got {shape(views[0])}. {calls}{GROUPS}")
-    views = views[0].unbind(1) if stacked else views
     dims = 3 if queued and views[0].dim() == 3 else 2
     for i, view in enumerate(views, 1):
         if view.dim() != dims or view.shape != views[0].shape:

@@ -172,9 +172,8 @@ class Treatment(Wrapper):
                 raise self._missing("duplicates")
             if isinstance(views[-1], Keys):
                 raise TypeError(f"{self}: duplicates: of documents, give ids= and cp.Keys(..., ids=...) instead.")
-            told = views[0].unbind(1) if options.get("stacked", False) else views
             name = "ids" if options.get("labels") is None else "labels"
-            options |= _same_samples(told, options, name, given, group)
+            options |= _same_samples(views, options, name, given, group)
         return options
 
     def _masked(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Told:

@@ -57,7 +57,7 @@ class Call:
         """Let the embeddings of another call judge which keys of this one are negatives."""
         if self.method != "forward" or self.options.get("queue") is not None:
             raise SeamError("guide: an encoder cannot guide a loss with keys of earlier steps, not embedded again")
-        self.options["guide"] = by_guide.args[0] if self.options.get("stacked") else [*by_guide.args]
+        self.options["guide"] = [*by_guide.args]
         if isinstance(keys := self.options.get("negatives"), Keys):
             self.options["negatives"] = keys._replace(guide=by_guide.options["negatives"].embeddings)
 
@@ -84,6 +84,5 @@ def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
         if len(view) % cat:
             raise SeamError(f"--as cat={cat}: expected a multiple of {cat} rows, got {len(view)}")
     parts = views if cat == 1 else [part for view in views for part in view.chunk(cat)]
-    if len(parts) == 1 and parts[0].dim() == 3:
-        options["stacked"] = True
+    parts = parts[0].unbind(1) if len(parts) == 1 and parts[0].dim() == 3 else parts
     return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first, epsilon=float(epsilon))

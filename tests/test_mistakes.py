@@ -102,8 +102,7 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
 VISION = {  # trains with lightly or Lightning
     "LOSS(*torch.randn(2, 8, 3, 4, 4))": r"expected shape \(batch, width\), got \(8, 3, 4, 4\)",
     "LOSS(torch.cat([A, B]))": "at least 2 views, got 1",
-    "LOSS(torch.stack([A, B], 1))": r"for \(batch, views, width\), loss_fn\(z, stacked=True\)",
-    "LOSS(A, B, stacked=True)": r"expected one tensor \(batch, views, width\), got \(8, 16\), \(8, 16\)",
+    "LOSS(torch.stack([A, B], 1))": r"for \(batch, views, width\), loss_fn\(\*z\.unbind\(1\)\)",
     "LOSS([A, B])": r"got list: call loss_fn\(\*views\)",
     "LOSS(A, LABELS)": "view 2: expected floating-point values.*labels=...",
     "LOSS(A, B, label=LABELS)": "'label'. Did you mean 'labels'",

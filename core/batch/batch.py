@@ -57,11 +57,11 @@ class Batch:
     def __init__(self, views: Sequence[View], **known: Unpack[BatchOptions]) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = known.pop("pairing", None)
         self.normalize: bool = known.pop("normalize", True)
-        stacked, engine = known.pop("stacked", False), known.pop("engine", "auto")
+        engine = known.pop("engine", "auto")
         queue, given = known.get("queue"), any(isinstance(x, Keys) for x in (*views, *known.values()))
         if given and (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
             views, known["queue"], self.bank = views[:1], documents, "documents"
-        self.raw = checks.require_views(views, queue is not None, stacked)  # the views as they came
+        self.raw = checks.require_views(views, queue is not None)  # the views as they came
         first = self.raw[0]
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
         self.total = self.size  # of all processes

@@ -126,7 +126,6 @@ class BatchOptions(TypedDict, total=False):
     """The keyword arguments of a call with embeddings; ``help(Objective.forward)`` explains each."""
 
     pairing: Pairing | Mapping[str, str] | None
-    stacked: bool
     normalize: bool
     engine: str
     directions: Sequence[str] | None

@@ -189,11 +189,7 @@ def _fitting(
             theirs, ours = (torch.cat([g.flatten() for g in each]) for each in (host.values(), grads))
             error, _ = fit(theirs.unsqueeze(0), ours.unsqueeze(0))
             if error <= most:
-                return {
-                    "arguments": list(chosen),
-                    "as": {**way, **known, **({"stacked": True} if "stacked" in call.options else {})},
-                    "gradient_difference": error,
-                }
+                return {"arguments": list(chosen), "as": {**way, **known}, "gradient_difference": error}
     return None
 
 

@@ -75,7 +75,7 @@ def _function_words(group: Sequence[Finding], spec: str, objective: str | None) 
     outermost = [each for name, each in calls.items() if not (calls.keys() - {name}) & {*each[0]["outer"]}]
     words, specs = ["function"], {objective_of(objective, loss)[1] for _, loss in outermost}
     for call, loss in reversed(outermost):
-        how = [f"{k}={str(v).lower()}" for k, v in call["as"].items() if k not in (*NAMED, "stacked")]
+        how = [f"{k}={str(v).lower()}" for k, v in call["as"].items() if k not in NAMED]
         words += ["--replace", _function_text(call), *(["--as", ",".join(how)] if how or outermost[1:] else [])]
         words += ["--own", spec_of(str(loss["form"]), loss, host_temperature(loss))]
     return [*words, "--objective", spec if len(specs) > 1 else next(iter(specs))]

@@ -43,7 +43,7 @@ def test_arguments_that_a_term_has_no_use_for_are_the_documented_ones():
         assert torch.equal(cp.SigLIP()(Z1, Z2, **{name: value}), cp.SigLIP()(Z1, Z2))
     documented = cp.Objective.forward.__doc__.partition("are ignored")[0]
     assert {*values, "positive_factor"} == {*re.findall(r"``(\w+)``", documented)}
-    used = {"ids": IDS % 3, "labels": IDS % 3, "queue": QUEUE, "negatives": other, "log_q": -IDS.float(), "stacked": 1}
+    used = {"ids": IDS % 3, "labels": IDS % 3, "queue": QUEUE, "negatives": other, "log_q": -IDS.float()}
     used |= {"directions": ("query_to_doc",), "hardness": ("in_batch_negatives", 1.0), "pairing": "one_way"}
     used |= {"false_negatives": cp.margin(-0.5), "guide": (Z1, Z2), "empty": "keep", "in_batch": False}
     used |= {"normalize": False, "engine": "tile", "gather": object(), "reduction": "none"}
@@ -80,17 +80,11 @@ EMBEDDINGS = {
     "ids by a treatment's name": (lambda: LOSS(Z1, Z2, duplicates=IDS), TypeError, r"Did you mean 'ids'\?"),
     "ids of three views": (lambda: LOSS(Z1, Z2, Z2, ids=torch.arange(18)), ValueError, r"per sample, not one per view"),
     "logits": (lambda: LOSS(Z1 @ Z2.T), ValueError, r"got 1\. For logits, call from_logits\(logits, labels\)"),
-    "one stacked view": (lambda: LOSS(Z1.unsqueeze(1), stacked=True), ValueError, r"needs at least 2 views, got 1"),
     "stacked in an unknown way": (
         lambda: LOSS(torch.stack([Z1, Z2])),
         ValueError,
         r"view 1: expected shape \(batch, width\), got \(2, 6, 4\)\. For \(views, batch, width\), call "
-        r"loss_fn\(\*z\); for \(batch, views, width\), loss_fn\(z, stacked=True\)",
-    ),
-    "stacked, but not": (
-        lambda: LOSS(Z1, Z2, stacked=True),
-        ValueError,
-        r"stacked=True: expected one tensor \(batch, views, width\), got \(6, 4\), \(6, 4\)",
+        r"loss_fn\(\*z\); for \(batch, views, width\), loss_fn\(\*z\.unbind\(1\)\)",
     ),
     "vector": (lambda: LOSS(Z1[0], Z2[0]), ValueError, r"view 1: expected shape \(batch, width\), got \(4\)"),
     "four dimensions": (lambda: LOSS(Z1[None, None]), ValueError, r"view 1: expected shape .*got \(1, 1, 6, 4\)"),

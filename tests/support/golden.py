@@ -48,7 +48,7 @@ def _scores(loss: Callable[..., cp.Objective]) -> Callable[..., Tensor]:
 
 def _views(loss: Callable[..., cp.Objective], **how: Any) -> Callable[..., Tensor]:
     def run(p: dict[str, Any], t: float, **views: Tensor) -> Tensor:
-        return loss(p, t)(*views.values(), **how, **({"stacked": True} if [*views] == ["views"] else {}))
+        return loss(p, t)(*(views["views"].unbind(1) if [*views] == ["views"] else views.values()), **how)
 
     return run
 
@@ -75,7 +75,7 @@ def _debiased(p: dict[str, Any], t: float) -> cp.DebiasedPositives:
 
 
 def _debiased_views(p: dict[str, Any], t: float, views: Tensor) -> Tensor:
-    return _debiased({"agg": "group_mean", **p}, t)(views, stacked=True)
+    return _debiased({"agg": "group_mean", **p}, t)(*views.unbind(1))
 
 
 def _estimator(p: dict[str, Any], key: str = "G") -> dict[str, Any]:

@@ -13,7 +13,7 @@ from counterpoint.batch.pairings import PAIRINGS, scores_of
 from counterpoint.engine.tiles import TileNegatives
 
 ONE_WAY = {"views": "one_way"}
-HOW = {"pairing", "stacked", "normalize", "engine"}  # to compute with a batch
+HOW = {"pairing", "normalize", "engine"}  # to compute with a batch
 DEFAULTS = dict.fromkeys(BatchOptions.__annotations__.keys() - HOW) | {"empty": "error", "in_batch": True}
 
 

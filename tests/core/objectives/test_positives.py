@@ -57,7 +57,7 @@ def test_supcon_is_the_loss_of_the_official_code(seed):
     positive = (label.unsqueeze(1) == label) & ~itself
     expected = -((log_p * positive).sum(1) / positive.sum(1)).mean()
     same(cp.SupCon(t)(*z, labels=labels), expected, z)
-    same((t / 0.07) * cp.SupCon(t)(z.transpose(0, 1), labels=labels, stacked=True), (t / 0.07) * expected, z)
+    same((t / 0.07) * cp.SupCon(t)(*z, labels=labels), (t / 0.07) * expected, z)
 
 
 @pytest.mark.parametrize("average", ["outside", "inside"])

@@ -106,7 +106,7 @@ def spelled(views: list[torch.Tensor], options: dict[str, Any]) -> tuple[list[to
         options["pairing"] = "symmetric"
     else:
         options["pairing"] = {"views": "one_way"} if pairing is None else pairing
-    return (views, options) if "queue" in options else ([torch.stack(views, 1)], {**options, "stacked": True})
+    return views, options
 
 
 def trainable(q: Any) -> Any:

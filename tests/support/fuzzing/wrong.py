@@ -51,7 +51,7 @@ def check_wrong(case: dict[str, Any]) -> None:
         return
     message = {
         "no positives": rf"(^labels: .*, got {size} different ones\.$|at least 2 views, got 1\. If the tensor)",
-        "stacked": r"^view 1: expected shape \(batch, width\), got .* stacked=True\)",
+        "stacked": r"^view 1: expected shape \(batch, width\), got .*\*z\.unbind\(1\)\)",
         "logits": r"at least 2 views, got 1\. For logits, call from_logits\(logits, labels\)",
         "labelled logits": r"(different ones|at least 2 views, got 1)\. For logits, call from_logits\(logits, labels\)",
     }[call]
