@@ -372,7 +372,8 @@ def as_objective(value: Objective | str, like: Objective | str | None = None) ->
         return value
     if isinstance(value, str):
         return objective(value, like)
-    raise TypeError(f"expected an objective or a spec string, got {reprlib.repr(value)} ({type(value).__name__}).")
+    got = type(value).__name__ if isinstance(value, nn.Module) else f"{reprlib.repr(value)} ({type(value).__name__})"
+    raise TypeError(f'expected an objective or a spec such as "infonce:t=0.05", got {got}.')
 
 
 def objective(text: str, like: Objective | str | None = None) -> Objective:

@@ -208,7 +208,8 @@ GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "advise a.npy a.npy --ids bad.npy": r"ids: expected the shape \(20,\), got \(3,\)",
 }
 DECIDING = {  # tries it on a script of the company, to decide whether to depend on it
-    "cp.Treatment(cp.InfoNCE)": "expected an objective or a spec string, got",
+    "cp.Treatment(cp.InfoNCE)": 'expected an objective or a spec such as "infonce:t=0.05", got',
+    "cp.objective(torch.nn.Linear(2, 2))": "got Linear",
     "cp.from_dict('hcl')": "expected a dict with \"name\", got 'hcl'",
     "cp.set_checks('no')": "unknown mode 'no'. Known: auto, always, never",
     "cp.Learned(-1)": "expected low <= init <= high, got init=-1",

@@ -230,7 +230,8 @@ class Batch:
         full = z.unsqueeze(1) if z.dim() == 2 else z
         if full.dim() != 3 or full.shape[0] != self.size or full.shape[2] != self.width or full.shape[1] == 0:
             expected = f"({self.size}, {self.width}) or ({self.size}, n, {self.width})"
-            raise ValueError(f"{what}: expected shape {expected}, got {checks.shape(z)}.")
+            hint = " Keys that all samples share are a queue=, or documents." if what == "negatives" else ""
+            raise ValueError(f"{what}: expected shape {expected}, got {checks.shape(z)}.{hint}")
         return self._prepared(checks.require_finite(full, what))
 
     def _keys(self, keys: Keys, name: str, z: Tensor) -> Keys:
