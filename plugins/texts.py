@@ -67,7 +67,8 @@ class Guide:
         for name, one in (("guide", guide), ("model", model)):
             if not hasattr(getattr(one, "tokenizer", None), "get_vocab"):
                 expected = "a SentenceTransformer or another model with a tokenizer"
-                raise TypeError(f"{name}: expected {expected}, got {type(one).__name__}.")
+                load = f": SentenceTransformer({one!r})" if isinstance(one, str) else ""
+                raise TypeError(f"{name}: expected {expected}, got {type(one).__name__}{load}.")
         self.guide, self.model = guide, model
         if guide is not model:  # a model that guides itself is trained
             guide.eval().requires_grad_(False)

@@ -64,6 +64,8 @@ def test_a_guide_with_other_tokens_reads_the_same_texts(model):
         TypeError, match="guide: expected a SentenceTransformer or another model with a tokenizer, got Identity"
     ):
         Guide(torch.nn.Identity(), model)
+    with pytest.raises(TypeError, match=r"got str: SentenceTransformer\('org/judge'\)"):
+        Guide("org/judge", model)
 
 
 def test_a_model_that_guides_itself_is_trained(model):
