@@ -23,6 +23,7 @@ TREATED = st.fixed_dictionaries(
         "told": st.sampled_from(TOLD),
         "rules": st.sampled_from(RULES),
         "guide": st.booleans(),
+        "hard": st.booleans(),
         "pairing": st.sampled_from(["one_way", "views"]),
         "size": st.integers(3, 7),
         "scale": st.sampled_from([1.0, 12.0]),
@@ -48,7 +49,12 @@ def check_treated(case: dict[str, Any]) -> None:
     same[1] = 0
     texts = torch.stack([same, same * 3 % 7, same], 1)
     guide = torch.randn(2, size, 4, generator=g, dtype=torch.float64)
-    guided = bool(case["guide"] and case["rules"])
+    hard = None
+    if case["hard"] and not half:
+        hard = torch.randn(size, 5, generator=g, dtype=torch.float64)
+        if "duplicates" in case["told"]:
+            hard[0] = z[1, 2]  # which texts of the samples do not say
+    guided = bool(case["guide"] and case["rules"] and hard is None)
     text = "; ".join(filter(None, [case["told"], case["rules"], "guide=g" if guided else ""]))
     q = moving(case["objective"], case["temperature"])
 
@@ -67,6 +73,10 @@ def check_treated(case: dict[str, Any]) -> None:
     options |= {"false_negatives": rules, "empty": "keep"} if rules else {}
     options |= {"guide": [*guide]} if guided else {}
     options |= {"labels" if "labels" in text else "ids": ids}
+    if hard is not None:
+        of_hard = 100 + torch.arange(size)
+        of_hard[0] = ids[2] if re.search(r"duplicates(?!=)", text) else 100
+        options["negatives"] = cp.Keys(hard, ids=of_hard)
     known: dict[str, Any] = {"duplicates": texts} if "texts" in text else {}
     known |= {"ids": y} if "ids" in text else {}
     outcomes = []
@@ -80,6 +90,7 @@ def check_treated(case: dict[str, Any]) -> None:
                 call = torch.compile(loss_fn, backend="eager") if case["compiled"] else loss_fn
                 told = {"labels": y} if "labels" in text else {}
                 given = {k: v for k, v in options.items() if k in ("pairing", "reduction", "guide")}
+                given |= {} if hard is None else {"negatives": hard}
                 loss = call(*leaves, **{**given, **known, **told})
             else:
                 if any(part.pairing not in ("views",) for _, part in loss_fn.objective.terms()):
@@ -87,6 +98,7 @@ def check_treated(case: dict[str, Any]) -> None:
                 unit = [torch.nn.functional.normalize(x, dim=1) for x in leaves]
                 rows = torch.cat(unit) if half else unit[0]
                 keys = torch.cat(unit) if half else unit[1]
+                keys = keys if hard is None else torch.cat([keys, torch.nn.functional.normalize(hard, dim=1)])
                 judges = [torch.nn.functional.normalize(x, dim=1) for x in guide]
                 judge = [torch.cat(judges)] * 2 if half else judges
                 logits = rows @ keys.T * case["scale"]
@@ -111,4 +123,5 @@ def check_treated(case: dict[str, Any]) -> None:
         counts[f"treated, {way}: {case['told']}"] += 1
     for way, found in outcomes[1:]:
         for a, b in zip(found, outcomes[0][1], strict=True):
-            assert torch.allclose(a, b, rtol=1e-6, atol=1e-8), f"{treated}: {way}: {a} != {b}"
+            least = max(1e-8, 1e-14 * float(b.abs().max()))  # of losses of e^50, all else is rounded
+            assert torch.allclose(a, b, rtol=1e-6, atol=least), f"{treated}: {way}: {a} != {b}"
