@@ -26,6 +26,7 @@ DIFFERENCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 5e-3, tor
 
 ALWAYS = 20  # comparisons that find one ratio, in succession, before only some steps are compared
 GOLDEN = 0.618034  # its multiples, modulo one, are spread evenly, so that no rhythm of calls escapes
+JUMP = 0.5  # of a loss, or of that which was compared last, after which it is compared again
 SHARE = 0.1  # of calls that are compared then; at most 13 lie between two
 
 
@@ -82,9 +83,11 @@ class Embeddings(Replaced):
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             return loss
-        seam, (ratio, steady, calls) = self.seam, self.seam.ratios.get(self._key, (0.0, 0, 0))
-        seam.ratios[self._key] = ratio, steady, calls + 1
-        self._skips = steady >= ALWAYS and not seam.verifies and calls * GOLDEN % 1 >= SHARE
+        seam, (ratio, steady, calls, last) = self.seam, self.seam.ratios.get(self._key, (0.0, 0, 0, 0.0))
+        value = float(loss.detach())
+        alike = abs(value - last) <= JUMP * max(abs(value), abs(last))  # a function may change its weight
+        self._skips = steady >= ALWAYS and alike and not seam.verifies and calls * GOLDEN % 1 >= SHARE
+        seam.ratios[self._key] = ratio, steady, calls + 1, last if self._skips else value
         if self._skips and not seam.uses_own_loss and world_size() == 1 and self._takes_all_of(loss):
             return _Loss.apply(self, ratio, loss.detach(), *(self._arguments[i] for i in self._learning))
         loss.register_hook(lambda g: setattr(self, "arrived", float(g.sum())))
@@ -120,7 +123,7 @@ class Embeddings(Replaced):
 
         What arrives at the loss that a function returns has one ratio to the weight, unless the function changes it.
         """
-        ratio, steady, calls = self.seam.ratios.get(self._key, (0.0, 0, 0))
+        ratio, steady, calls, last = self.seam.ratios.get(self._key, (0.0, 0, 0, 0.0))
         if self.arrived and self._skips:
             return ratio * self.arrived
         dtype = max({dtype, *self._dtypes}, key=DIFFERENCE.__getitem__)
@@ -129,7 +132,7 @@ class Embeddings(Replaced):
         if self.arrived:
             now = weight / self.arrived
             steady = steady + 1 if abs(now - ratio) <= DIFFERENCE[dtype] * abs(now) else 0
-            self.seam.ratios[self._key] = now, steady, calls
+            self.seam.ratios[self._key] = now, steady, calls, last
         return weight
 
     def fit(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> tuple[float, float, float]:

@@ -96,7 +96,7 @@ class Seam:
         worst: its largest difference in these, relative.
         proved_at: what the gradient was compared at, embeddings or logits.
         first: the size of the first gradient, by which repetitions are told from seeds with equal results.
-        ratios: of the weight to what arrives at a returned loss, the steps for which it has stayed, and the calls.
+        ratios: of the weight to what arrives at a returned loss, how long it has stayed, the calls, and the loss.
         if_wrong: what to do about a difference, in words.
         seen: what looks like the host's loss, but was left alone: calls by place and by shape.
         replaced: the calls that were replaced, in the same way.
@@ -123,7 +123,7 @@ class Seam:
     worst: float = 0.0
     proved_at: str = ""
     first: float = 0.0
-    ratios: dict[object, tuple[float, int, int]] = field(default_factory=dict)
+    ratios: dict[object, tuple[float, int, int, float]] = field(default_factory=dict)
     if_wrong: str = (
         "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "
         "inject auto` says what it computes. --allow-drift trains on regardless."

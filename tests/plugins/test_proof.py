@@ -59,6 +59,17 @@ def test_a_factor_within_the_function_that_changes_is_compared_in_every_step():
     assert seam.proofs == 60
 
 
+def test_a_factor_that_jumps_is_compared_in_the_step_in_which_it_does():
+    """Without waiting for the next comparison, which may be 13 calls away."""
+    torch.manual_seed(0)
+    seam = Seam("hcl:t=0.1")
+    for i in range(70):
+        times = 1.0 if i < 37 else 10.0
+        got, expected = step(seam, lambda a, b, times=times: times * nt_xent(a, b))
+        torch.testing.assert_close(got, [times * each for each in expected])
+    assert seam.proofs < 50
+
+
 @pytest.fixture
 def steady():
     """A seam whose comparisons have found one ratio, so that most calls are not compared."""
