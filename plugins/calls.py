@@ -14,10 +14,10 @@ from counterpoint.base import Objective
 from counterpoint.batch.ready_made import columns_of
 from counterpoint.values import FromHost
 
-from .finder.recognise import targets_of
+from .finder.recognise import UNDERFLOW, targets_of
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
-from .scales import Scales
+from .scales import Scales, number_of
 from .sites import Site, caller, is_file, is_own, named, names_at, place
 
 HOW = (
@@ -130,6 +130,9 @@ class Calls:
         if how.get("targets") is not None and how["targets"].requires_grad:
             self.seam.notes[f"{where}, targets"] = "their own gradient stays that of the script's loss"
         both = self.seam.options.get("way") == "both"
+        last = [*self.scales.measured.get(where, ()), None][-2:][0]
+        if last is not None and last["normalized"] and not last.get("distance"):  # no cosine is that much smaller
+            how["floor"] = 2.1 * number_of(scale) + UNDERFLOW
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
         told = self.seam.told(lambda: names_at(frame))
         found = Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
@@ -280,7 +283,7 @@ def _unlabeled(
             out = original(pending(input), *args, **kwargs)
             log_softmaxes[out] = pending, input
             return out
-        if site is None:
+        if site is None or (name == "exp" and input.numel() == 1):  # a learned scale's own exponential
             return original(input, *args, **kwargs)
         calls.seam.saw(where, f"logits {tuple(input.shape)}", replaced=True)
         text = calls.sites[site]

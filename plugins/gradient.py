@@ -186,6 +186,7 @@ class Logits(Replaced):
         later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
         deduced: in each step, the positives are the entries whose gradient is not that of a negative.
         scaled: the scale is in these numbers; else the host multiplies them by it afterwards.
+        floor: logits that are so much smaller than the largest of their row are masked.
         targets: soft targets ``(..., anchors, keys)``, whose largest are the positives, columns; a row may sum to any
             number, its weight, and counts if that is not zero.
     """
@@ -206,6 +207,7 @@ class Logits(Replaced):
     told: dict[str, Any] = field(default_factory=dict)
     targets: Tensor | None = None
     scaled: bool = True
+    floor: float = torch.inf
 
     def __post_init__(self) -> None:
         self.told = {{"labels": "classes"}.get(k, k): v for k, v in self.told.items()}
@@ -240,13 +242,13 @@ class Logits(Replaced):
         logits.register_hook(replaced)
 
     def report(self, loss_fn: Objective, tensors: Sequence[Tensor]) -> dict[str, float]:
-        x = widen(self._oriented(tensors[0]))
+        x = self._values(tensors[0])
         x = x if self.scaled else x * self.options["scale"]
         how = {**self.options, **self._told(loss_fn), "targets": self.targets}
         return loss_fn.report(x, self.positives, call="from_logits", **how)
 
     def proved(self, g: Sequence[Tensor], tensors: Sequence[Tensor], dtype: torch.dtype) -> Callable[..., Any]:
-        gradient, x = widen(self._oriented(g[0])), widen(self._oriented(tensors[0]))
+        gradient, x = widen(self._oriented(g[0])), self._values(tensors[0])
         if self.deduced:
             exponents = self._scaled(x)
             self.positives = gradient < 0 if self.both else positives_by_gradient(exponents, gradient, LOGITS[dtype])
@@ -275,6 +277,10 @@ class Logits(Replaced):
     def _oriented(self, x: Tensor) -> Tensor:
         """Put keys last, and give binary logits the sign of their similarities."""
         return self._flip(x.movedim(self.keys, -1))
+
+    def _values(self, x: Tensor) -> Tensor:
+        x = widen(self._oriented(x))
+        return x.masked_fill(x < x.amax(-1, keepdim=True) - self.floor, -torch.inf) if x.shape[-1] else x
 
     def _flip(self, x: Tensor) -> Tensor:
         return x if self.flipped is None else torch.where(self.flipped, -x, x)

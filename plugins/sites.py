@@ -114,10 +114,11 @@ def is_of_torch(file: str) -> bool:
 def named(path: str, frame: FrameType, **words: object) -> Any:
     """Return the object ``self.model.logit_scale.exp`` of ``frame``, or of the first of its callers that has the name.
 
-    A last attribute that is a method is called. Errors may suggest ``words``, too.
+    A last attribute that is a method is called, also before ``.reciprocal``. Errors may suggest ``words``, too.
     """
-    value = at_path(path, names_at(frame).new_child(words), error=SeamError)
-    return value() if callable(value) and not isinstance(value, Tensor) else value
+    value = at_path(path.removesuffix(".reciprocal"), names_at(frame).new_child(words), error=SeamError)
+    value = value() if callable(value) and not isinstance(value, Tensor) else value
+    return 1 / value if path.endswith(".reciprocal") else value
 
 
 def place(frame: FrameType) -> str:

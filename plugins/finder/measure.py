@@ -12,7 +12,7 @@ from counterpoint.batch.ready_made import MASKED
 
 from .functions import gradients, relative
 from .products import Product, name_of, number_of, tolerance_of
-from .recognise import HALF
+from .recognise import HALF, UNDERFLOW
 from .records import Finding
 from .watch import Sink, Watch, same_grad
 
@@ -78,6 +78,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     finding |= {
         "scores": False,
         "shifted": False,
+        "uneven": False,
         "offset": None,
         "learned": [],
         "scale_variable": None,
@@ -101,11 +102,14 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     if not total:
         return None
     shift = math.nan if finding["shifted"] else _added(sink.x, similarities, 3 * sink.tolerance)
+    finding["uneven"] = math.isinf(shift)
+    shift = 0.0 if finding["uneven"] else shift
     finding["shifted"] = shift != 0
     if shift == shift and shift:  # by one number
         _name_bias(sink, shift, sink.x, finding)
-        largest = float(sink.x.detach().amax(-1).abs().max())  # none, if it was that of each row, which the scale moves
-        moves = finding["bias_learned"] or (learned and largest <= sink.tolerance * abs(shift))
+        low, top = (float(each) for each in sink.x.detach().amax(-1).aminmax())
+        is_largest = abs(top) <= sink.tolerance * abs(shift)  # which the scale moves, and that of a batch, embeddings
+        moves = finding["bias_learned"] or (is_largest and (learned or abs(low) > sink.tolerance * abs(shift)))
         finding["shifted"] = bool(moves) and finding["bias_variable"] is None
         finding["offset"] = None if finding["shifted"] else shift
     if finding["scores"]:
@@ -120,7 +124,8 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     for key, x in learned.items():
         if name := sink.names.get(key):
             value = x.detach()
-            candidates |= {name: value, f"{name}.exp": value.exp(), f"{name}.reciprocal": value.reciprocal()}
+            candidates |= {name: value, f"{name}.exp": value.exp()}
+            candidates |= {f"{name}.reciprocal": 1 / value, f"{name}.exp.reciprocal": (-value).exp()}
     differ = {name: relative(float(x), total[0]) for name, x in candidates.items() if learned}
     name = min(differ, key=differ.__getitem__, default="")
     near = differ.get(name, 1.0) < (HALF if sink.tolerance > HALF else 1e-4)
@@ -131,14 +136,17 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
 def _added(x: Tensor, similarities: Mapping[tuple[int, int], float], tolerance: float) -> float:
     """What logits are more than the scaled ``similarities`` at these rows and columns: NaN if it differs by row.
 
-    Zero if it differs within a row, as margins and log-probabilities do.
+    Infinity if it differs within a row, as margins and log-probabilities do.
     """
     flat, rests = x.detach().double().reshape(-1, x.shape[-1]), dict[int, list[float]]()
     for (row, column), similarity in similarities.items():
         rests.setdefault(row, []).append(float(flat[row, column]) - similarity)
     near = tolerance * max([1.0, *map(abs, similarities.values())])
+    rests = {row: [rest for rest in each if rest > max(each) - UNDERFLOW] for row, each in rests.items()}  # but masks
     added = [each[0] for each in rests.values()]
-    if any(max(each) - min(each) > near for each in rests.values()) or all(abs(each) <= near for each in added):
+    if any(max(each) - min(each) > near for each in rests.values()):
+        return math.inf
+    if all(abs(each) <= near for each in added):
         return 0.0
     return math.nan if max(added) - min(added) > near else sum(added) / len(added)
 

@@ -18,8 +18,8 @@ _Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings th
 }, total=False)  # fmt: skip
 
 _Measured = TypedDict("_Measured", {  # how logits follow from similarities: by one factor, or as scores that have none
-    "scores": bool, "shifted": bool, "offset": float | None, "distance": str, "normalized": bool, "one_sided": bool,
-    "scale": float, "learned": list[str], "scale_variable": str | None, "bias": float | None,
+    "scores": bool, "shifted": bool, "uneven": bool, "offset": float | None, "distance": str, "normalized": bool,
+    "one_sided": bool, "scale": float, "learned": list[str], "scale_variable": str | None, "bias": float | None,
     "bias_learned": list[str], "bias_variable": str | None, "_tolerance": float,
 }, total=False)  # fmt: skip
 

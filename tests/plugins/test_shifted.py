@@ -262,3 +262,62 @@ def test_shifts_are_seen_in_logits_of_positions_and_in_half_precision(train, los
     host = write(loss, shift)
     refused = train(host, "logits", "--site", line_of("loss"), "--objective", MIXED)
     assert (refused.code, "a number of each row is taken" in refused.err) == (2, True), refused.err
+
+
+def words_of(found, objective: str) -> list[str]:
+    """The printed command with another objective, without the script."""
+    assert found.data["commands"], found.err
+    command = found.data["commands"][0]
+    words = command[command.index("inject") + 1 : command.index("--")]
+    words[words.index("--objective") + 1] = objective
+    return words
+
+
+@pytest.mark.parametrize(
+    ("loss", "scale", "objective"),
+    [
+        ("-F.log_softmax(a @ b.T * log_scale.exp(), 1).diagonal().mean()", "log_scale.exp()", "hcl:t=host,prior=0.2"),
+        ("F.cross_entropy(a @ b.T / (-log_scale).exp(), at)", "log_scale.exp()", "hcl:t=host,prior=0.2"),
+        ("F.cross_entropy(a @ b.T / log_scale.exp(), at)", "1 / log_scale.exp()", "adnce:t=host,mu=0.4"),
+        ("F.cross_entropy(logits - logits.max().detach(), at)", "5.0", "hcl:t=0.4,prior=0.2"),
+    ],
+)
+def test_what_auto_prints_runs_whatever_else_is_on_the_line(find, train, loss, scale, objective):
+    """The scale's own exponential, one over it, and the largest logit of a batch, which no number replaces."""
+    by_hand = write(f'cp.objective("{objective}").from_logits(a @ b.T * ({scale}), at, scale={scale})')
+    by_hand = train(by_hand.replace("scale = SCALE", "scale = 5.0"))
+    try:
+        found = find(write(loss))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    injected = train(write(loss), *words_of(found, objective))
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(by_hand.trained, rel=1e-9)
+
+
+def test_a_mask_of_minus_a_hundred_is_a_mask(find, train):
+    """Of cosines, no logit is that small: such keys do not count, as those at minus infinity do not."""
+    mask = "(torch.arange(81).view(9, 9) % 5 == 3)"
+    loss = f"F.cross_entropy(logits - 100.0 * {mask}, at)"
+    try:
+        found = find(write(loss))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    injected = train(write(loss), *words_of(found, "hcl:t=0.4,prior=0.2"))
+    masked = f"logits.masked_fill({mask}, -torch.inf)"
+    by_hand = train(write(f'cp.objective("hcl:t=0.4,prior=0.2").from_logits({masked}, at, scale=scale)'))
+    assert injected.code == 0, injected.err
+    assert injected.trained == pytest.approx(by_hand.trained, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("late", "said"),
+    [("logits - 0.5 * torch.eye(9)", "are now more than similarities times a number"), ("2 * logits", "scale")],
+)
+def test_logits_that_change_after_they_were_measured_end_the_run(train, late, said):
+    """Cross entropy has the same gradient at logits of any kind, so that comparing gradients does not find it."""
+    loss = f"F.cross_entropy({late} if step > 5 else logits, at)"
+    script = write(loss).replace("range(5)", "range(30)")
+    ended = train(script, "logits", "--site", line_of("loss"), "--objective", "hcl:t=0.4")
+    assert ended.code == 2, ended.err
+    assert said in ended.err
