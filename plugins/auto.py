@@ -61,6 +61,9 @@ class _Steps:
             if "scale" in finding:
                 entry["scales"].append(finding["scale"])
             entry["doubts"] += finding["doubts"]
+            offsets = [float(each.get("offset") or 0.0) for each in (finding, entry)]
+            if abs(offsets[0] - offsets[1]) > 1e-4 and not entry.get("bias_variable"):
+                entry |= {"offset": None, "shifted": True}  # by a number that follows the batch
             forms = {finding["form"], entry["form"]}
             if len(forms) == 2 and "infonce" in forms and (several := forms.intersection(SEVERAL)):
                 entry |= {"form": several.pop(), "product": "", "replace": None}  # InfoNCE of single positives
@@ -206,6 +209,8 @@ def conclude(
     sound = [loss for loss in losses if is_sound(loss)]
     seen = [row["site"].rpartition(":") for row in data["survey"]] if not losses else []
     lines = [(loss["file"], loss["line"]) for loss in losses] + [(file, int(line)) for file, _, line in seen]
+    rows = [product["site"].rpartition(":") for loss in losses for product in loss["products"]]
+    lines += [(str(Path(file).resolve()), int(line)) for file, _, line in rows]
     data["hosts"] = _known_hosts(places, lines)
     known = [["counterpoint", "inject", name, *objective_of(objective, sound[0])] for name in data["hosts"] if sound]
     unseen = [name for name in data["hosts"] if not losses and registry.load(name).scale]
@@ -251,7 +256,11 @@ def _known_hosts(folders: Iterable[Path], lines: Sequence[tuple[str, int]]) -> l
     def is_known(host: Host) -> bool:
         if host.sites:
             return any(Site.parse(text).covers(*each) for text in host.sites for each in lines)
-        return any(host.recognises(folder) or (host.package and folder.name == host.package) for folder in folders)
+        if host.package:
+            return any(folder.name == host.package for folder in folders)
+        # a fork may have losses of its own in other files
+        own = (folder / name for folder in folders for name, _ in host.markers if host.recognises(folder))
+        return not {*own}.isdisjoint(Path(file) for file, _ in lines)
 
     return [host.name for host in map(registry.load, registry.names()) if is_known(host)]
 

@@ -188,7 +188,9 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
         owner = vars(owner).get(name)
         if not isinstance(owner, type):
             raise SeamError(f"{replaced.site.text}: {file} has no class {name!r}{hint}")
-    original = vars(owner).get(names[-1])
+    private = isinstance(owner, type) and names[-1][:2] == "__" and names[-1][-2:] != "__"
+    key = f"_{owner.__name__.lstrip('_')}{names[-1]}" if private else names[-1]  # as Python mangles it
+    original = vars(owner).get(key)
     if original is None:
         raise SeamError(f"{replaced.site.text}: {file} does not define it{hint}")
     kind = type(original) if isinstance(original, (staticmethod, classmethod)) else None
@@ -201,7 +203,7 @@ def _patch(seam: Seam, replaced: _Replaced, module: ModuleType) -> None:
     for name in (*replaced.views, *replaced.named.values()):
         check_known(f"{replaced.site.text}: no parameter", name, parameters, SeamError)
     call = _replacement(seam, replaced, function)
-    setattr(owner, names[-1], call if kind is None else kind(call))
+    setattr(owner, key, call if kind is None else kind(call))
     seam.say(f"replaced {replaced.site.function} of {file}")
 
 

@@ -26,12 +26,16 @@ def gradients(root: Any, inputs: Sequence[Any], outer: Any = None) -> tuple[Tens
 @contextmanager
 def cut(edges: Iterable[GradientEdge]) -> Iterator[None]:
     """Let no gradient flow on through these tensors."""
-    hooks = [e.node.register_prehook(lambda g, i=e.output_nr: (*g[:i], None, *g[i + 1 :])) for e in edges]
+    hooks = [e.node.register_prehook(lambda g, i=e.output_nr: (*g[:i], _zeros(g[i]), *g[i + 1 :])) for e in edges]
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def _zeros(g: Tensor | None) -> Tensor | None:
+    return None if g is None else torch.zeros_like(g)  # hooks of the script may be called with it
 
 
 def relative(ours: float, theirs: float) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
-from torch.nn.functional import normalize
+from torch.nn.functional import bilinear, normalize
 
 from .frames import Place
 
@@ -27,7 +27,7 @@ DIFFERENCES, FACTORS = words("sub subtract sub_"), words("mul __mul__ __rmul__ m
 _MEASURES = FACTORS | words(
     "sub subtract sub_ add add_ sum mean norm linalg_norm linalg_vector_norm sqrt sqrt_ pow square addmm_ einsum div"
 )
-PRODUCTS = MATRICES | _MEASURES | {"cdist", "pairwise_distance"}
+PRODUCTS = MATRICES | _MEASURES | {"cdist", "pairwise_distance", "bilinear"}
 # from a distance, or cosines, to the difference or the inner product that they are computed from
 _STEPS = words("Sum Mean Pow Mul Div Abs Neg Sqrt Clamp ClampMin Add Sub Rsub Addmm LinalgVectorNorm Norm View T")
 # by the order of the norm, and its power; no norm: cosines
@@ -70,6 +70,9 @@ def operands(name: str, args: Any, kwargs: Any, out: Tensor, *before: Mapping[No
     x, y = tensors[-2:] if name in ("addmm", "baddbmm") else [*tensors, None, None][:2]
     if x is None or y is None:
         return None
+    if name == "bilinear":  # a discriminator
+        weight = tensors[2].detach().double()
+        return (x, y, "rows", lambda a, b: bilinear(a, b, weight), False) if len(weight) == 1 else None
     if name == "cosine_similarity":
         return _cosine(x, y, kwargs.get("dim", args[2] if len(args) > 2 else 1))
     if min(x.dim(), y.dim()) < 1 or x.shape[-1] == 1:  # of lengths, not of embeddings

@@ -100,12 +100,12 @@ def _site_words(group: Sequence[Finding]) -> list[str]:
 
 
 def _scale_words(group: Sequence[Finding], objective: str | None) -> list[str]:
-    first = group[-1]
+    first = Finding(**group[-1])  # of shifted logits, no objective of cosines is proposed, which would be refused
+    alike = (loss.get("product") or not loss.get("shifted") for loss in group)
+    first["normalized"] = all(alike) and all(loss.get("normalized") for loss in group)
     if first.get("product") and not first["learned"]:
         scales = dict.fromkeys(f"{scale:.6g}" for scale in first["product_scales"])
         return [*(["--scale", ",".join(scales)] if [*scales] != ["1"] else []), *objective_of(objective, first)]
-    first = Finding(**first)  # of shifted logits, no objective of cosines is proposed, which would be refused
-    first["normalized"] &= bool(first.get("product")) or not first.get("shifted")
     if any(_changes(loss) and not loss["learned"] for loss in group):
         return ["--scale", CHANGING, *objective_of(objective, first, "host")]
     if len({(f"{loss['scale']:.4g}", *loss["learned"]) for loss in group}) > 1:

@@ -474,3 +474,84 @@ def test_the_largest_logit_of_each_row_moves_with_a_learned_temperature(find, tm
     ran = launch(tmp_path, script, monkeypatch, capsys, command[2], command[3 : command.index("--")])
     assert ran.code == 0, ran.err
     assert max(differences(ran.err)) < 1e-6
+
+
+PRIVATE = """
+class Model:
+    def __semi_loss(self, a, b):
+        e = torch.exp(norm(a) @ norm(b).T / 0.2)
+        return -torch.log(e.diag() / e.sum(1)).mean()
+
+    def loss(self, a, b):
+        return (self.__semi_loss(a, b) + self.__semi_loss(b, a)) / 2
+
+loss = Model().loss
+"""
+
+
+def test_a_private_method_is_replaced_by_its_name(check):
+    found = check(PRIVATE.replace("self.loss(", "self.__loss("), symmetric, 0.2)
+    assert "toy.py:Model.__semi_loss(a, b)" in " ".join(found.data["commands"][0])
+
+
+SCORED = """
+def loss(a, b):
+    x, y = norm(a), norm(b)
+    single = torch.cat([(x * y).sum(1, keepdim=True), (x @ y.T)[:, 1:] * (1 + torch.arange(N - 1) / N)], 1)
+    more = F.cross_entropy(single * 4, torch.zeros(N, dtype=torch.long))
+    return more + F.cross_entropy(x @ y.T * 10, torch.arange(N))
+"""
+
+
+def test_one_command_for_cosines_and_scores_proposes_no_objective_of_cosines(find):
+    found = find(SCRIPT.replace("{code}", SCORED))
+    assert [loss.get("scores") for loss in found.losses] == [True, False]
+    (command,) = found.data["commands"]
+    assert command.count("--site") == 2
+    assert command[command.index("--objective") + 1].startswith("infonce")
+
+
+DISCRIMINATED = """
+judge = torch.nn.Bilinear(5, 5, 1).double()
+
+def loss(a, b):
+    s = norm(a) @ norm(b).T / 0.2
+    right, wrong = (torch.exp(torch.sigmoid(judge(a, x)).squeeze() / 0.2) for x in (b, b.roll(1, 0)))
+    return F.cross_entropy(s, torch.arange(N)) - torch.log(right / (right + wrong)).mean()
+"""
+
+
+def test_the_loss_of_a_discriminator_is_not_left_in_silence(find):
+    found = find(SCRIPT.replace("{code}", DISCRIMINATED))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "not known     exponentials of a product at toy.py" in found.err
+
+
+HOOKED = """
+def loss(a, b):
+    x = a @ b.T
+    x.register_hook(lambda g: g * 1)
+    return F.cross_entropy(x, torch.arange(N))
+"""
+
+
+def test_hooks_of_the_script_are_called_with_tensors(find):
+    assert not find(SCRIPT.replace("{code}", HOOKED)).data["errors"]
+
+
+@pytest.mark.parametrize("name", ["moco/builder.py", "moco/other.py"])
+def test_a_fork_is_not_known_by_losses_of_its_own(find, tmp_path, name):
+    """It has the file by which the host is recognised, and a loss in another one, where the host's road does not go."""
+    (tmp_path / "moco").mkdir()
+    for file in ("moco/builder.py", "moco/other.py"):
+        (tmp_path / file).write_text(
+            "import torch.nn.functional as F\ndef _dequeue_and_enqueue(): pass\n"
+            "def product(a, b):\n    return F.normalize(a, dim=1) @ F.normalize(b, dim=1).T * 8\n"
+        )
+    module = name.replace("/", ".").removesuffix(".py")
+    code = (
+        f"import {module} as host\n\ndef loss(a, b):\n    return F.cross_entropy(host.product(a, b), torch.arange(N))\n"
+    )
+    found = find(SCRIPT.replace("{code}", code))
+    assert found.data["hosts"] == (["moco"] if name == "moco/builder.py" else [])
+    assert ("moco" in [command[2] for command in found.data["commands"]]) == (name == "moco/builder.py")
