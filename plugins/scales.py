@@ -156,8 +156,9 @@ class Scales:
                 f"them, such as the largest, and {self.seam.spec} depends on it. Replace the function or the product "
                 "of the embeddings, as `counterpoint inject auto` says; infonce and supcon do not depend on it"
             )
-        if cosines and finding and finding["uneven"] and findings[0] and not findings[0]["uneven"]:
-            raise SeamError(f"single logits at {where} are now more than similarities times a number: by a margin?")
+        kinds = [bool(each["uneven"] or each["scores"]) for each in (findings[0], finding) if each]
+        if cosines and kinds == [False, True]:
+            raise SeamError(f"the logits at {where} are no longer similarities times one number: is a margin added?")
         measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:
             largest = float(logits.detach().max())

@@ -181,16 +181,19 @@ def _fitting(
             if not in_order and way.get("pairing") in ("symmetric", "views") and "anchors" not in way:
                 continue  # the same loss in any order
             leaves = {name: arguments[name].detach().double().requires_grad_() for name in chosen}
+            # one that the function detaches has no gradient, where ours may have one
+            of_host = {n: host.get(n, torch.zeros_like(leaves[n])) for n in chosen if arguments[n].requires_grad}
             values = leaves | {name: label.flatten().long() for name, label in classes.items()}
             options = known | {k: values[name] if k in ("queue", "labels") else name for k, name in way.items()}
             try:
                 call = call_of([leaves[name] for name in chosen[:2]], options)
                 with torch.enable_grad():
                     loss = call.loss(loss_fn, own=True)
-                grads = torch.autograd.grad(loss, [leaves[name] for name in host])
-            except (ValueError, RuntimeError, TypeError):  # one of them is of a leaf without a gradient
+                wanted = [leaves[name] for name in of_host]
+                grads = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            except (ValueError, RuntimeError, TypeError):
                 continue
-            theirs, ours = (torch.cat([g.flatten() for g in each]) for each in (host.values(), grads))
+            theirs, ours = (torch.cat([g.flatten() for g in each]) for each in (of_host.values(), grads))
             error, _ = fit(theirs.unsqueeze(0), ours.unsqueeze(0))
             if error <= most:
                 return {"arguments": list(chosen), "as": {**way, **known}, "gradient_difference": error}

@@ -128,6 +128,10 @@ class Watch(TorchFunctionMode):
         return True
 
     def _watched_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        self._end_step(tensors)
+        return self._backward(tensors, *args, **kwargs)
+
+    def _end_step(self, tensors: Any) -> None:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         self.backwards += 1
         with torch._C.DisableTorchFunction(), same_grad(self.retained):
@@ -137,7 +141,6 @@ class Watch(TorchFunctionMode):
         stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.retained)
         for store in (*stores, self.passed, self.made, self.unlinked):
             store.clear()
-        return self._backward(tensors, *args, **kwargs)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -145,6 +148,9 @@ class Watch(TorchFunctionMode):
         watched = torch.is_grad_enabled() and not self.products_only
         if name == "retain_grad":
             self.retained.append(args[0])
+        frees = name == "grad" and not (kwargs.get("retain_graph") or kwargs.get("create_graph"))
+        if frees and watched and not is_own(caller()):
+            self._end_step(args[0])  # in place of backward()
         stack, first = [*frames()] if watched else [], next_number()
         for frame in itertools.takewhile(lambda frame: frame not in self.passed, stack):
             self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them
@@ -155,7 +161,7 @@ class Watch(TorchFunctionMode):
         out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
         for frame in stack:
             self.made[frame] = self.made.get(frame, (first, 0))[0], next_number()
-        if name == "grad" and self.products_only and not (kwargs.get("retain_graph") or kwargs.get("create_graph")):
+        if frees and self.products_only:
             for store in () if is_own(caller()) else (self.products, self.elementwise):
                 store.clear()  # a step ends where its graph is freed
         elif name == "softmax" or name == "log_softmax":

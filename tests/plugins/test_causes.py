@@ -818,6 +818,20 @@ def loss(a, b):
     assert "exponentials of (8, 8), complex, " in found.err
 
 
+def test_a_step_may_end_with_autograd_grad(find):
+    """Not so one that differentiates the same loss again."""
+    code = """
+def loss(a, b):
+    return F.cross_entropy(norm(a) @ norm(b).T * 10, torch.arange(N))
+"""
+    script = HARNESS.replace("{code}", code)
+    grads = "torch.autograd.grad(contrastive, [net.out.weight], retain_graph=True)"
+    for end in ("torch.autograd.grad(total, [*net.parameters()], allow_unused=True)", f"{grads}; total.backward()"):
+        found = find(script.replace("total.backward()", end))
+        assert (found.code, found.data["steps"], found.data["backwards"]) == (0, 3, 3), found.err
+        assert [loss["calls"] for loss in found.losses] == [3]
+
+
 @pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])
 def test_other_frameworks_are_refused_at_once(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)

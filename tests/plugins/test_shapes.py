@@ -527,6 +527,20 @@ def test_the_loss_of_a_discriminator_is_not_left_in_silence(find):
     assert "not known     exponentials of a product at toy.py" in found.err
 
 
+DETACHED = """
+def one_way(a, b):
+    e = torch.exp(norm(a) @ norm(b).detach().T / 0.2)
+    return -torch.log(e.diag() / e.sum(1)).mean()
+
+def loss(a, b):
+    return one_way(a, b)
+"""
+
+
+def test_what_a_function_detaches_has_no_gradient_of_ours(check):
+    check(DETACHED, lambda objective, a, b, _: objective(a, b.detach(), pairing="one_way"), 0.2)
+
+
 HOOKED = """
 def loss(a, b):
     x = a @ b.T

@@ -312,7 +312,11 @@ def test_a_mask_of_minus_a_hundred_is_a_mask(find, train):
 
 @pytest.mark.parametrize(
     ("late", "said"),
-    [("logits - 0.5 * torch.eye(9)", "are now more than similarities times a number"), ("2 * logits", "scale")],
+    [
+        ("logits - 0.5 * torch.eye(9)", "are no longer similarities times one number"),
+        ("logits / (1 + at[:, None] / 9)", "are no longer similarities times one number"),
+        ("2 * logits", "scale"),
+    ],
 )
 def test_logits_that_change_after_they_were_measured_end_the_run(train, late, said):
     """Cross entropy has the same gradient at logits of any kind, so that comparing gradients does not find it."""
