@@ -247,7 +247,7 @@ class Host:
         spec: the host's own loss at its default settings.
         tested: versions with which the unmodified host ran, and when.
         markers: pairs of a file, relative to the clone, and text in it; a clone is recognized by any one of them.
-            Empty for hosts that are packages.
+            Empty for hosts that are packages. ``auto`` names the host where a loss lies in one of these files.
         package, extra: for hosts that are installed packages, and the extra that brings them.
         sites: for hosts that are recognized by where a loss lies: ``FILE:FUNCTION``, and what else the plugin needs.
         scale: the name of the factor at these sites, where no product of embeddings leads to the logits.

@@ -149,8 +149,8 @@ class Watch(TorchFunctionMode):
         if name == "retain_grad":
             self.retained.append(args[0])
         frees = name == "grad" and not (kwargs.get("retain_graph") or kwargs.get("create_graph"))
-        if frees and watched and not is_own(caller()):
-            self._end_step(args[0])  # in place of backward()
+        if frees and watched and not is_own(caller()) and any(isinstance(x, nn.Parameter) for x in args[1]):
+            self._end_step(args[0])  # in place of backward(); not so for inputs that are attacked
         stack, first = [*frames()] if watched else [], next_number()
         for frame in itertools.takewhile(lambda frame: frame not in self.passed, stack):
             self.passed[frame] = arguments(frame)  # now, as ``z = normalize(z)`` assigns to them

@@ -819,14 +819,16 @@ def loss(a, b):
 
 
 def test_a_step_may_end_with_autograd_grad(find):
-    """Not so one that differentiates the same loss again."""
+    """Not so that of a loss which is differentiated again, or of an input that is attacked."""
     code = """
 def loss(a, b):
     return F.cross_entropy(norm(a) @ norm(b).T * 10, torch.arange(N))
 """
     script = HARNESS.replace("{code}", code)
     grads = "torch.autograd.grad(contrastive, [net.out.weight], retain_graph=True)"
-    for end in ("torch.autograd.grad(total, [*net.parameters()], allow_unused=True)", f"{grads}; total.backward()"):
+    attack = "x = torch.randn(N, 6).requires_grad_(); torch.autograd.grad(loss(net(x), net(x)), x); total.backward()"
+    alone = "torch.autograd.grad(total, [*net.parameters()], allow_unused=True)"
+    for end in (alone, f"{grads}; total.backward()", attack):
         found = find(script.replace("total.backward()", end))
         assert (found.code, found.data["steps"], found.data["backwards"]) == (0, 3, 3), found.err
         assert [loss["calls"] for loss in found.losses] == [3]
