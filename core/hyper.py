@@ -13,7 +13,7 @@ from inspect import Parameter, Signature
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, overload
 
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad
 from typing_extensions import Self, TypeVar
 
 from . import checks, spec
@@ -387,7 +387,8 @@ def warn_of_scale(objective: nn.Module, scores: Any, scale: float | Tensor) -> N
     factor = float(scale.detach() if isinstance(scale, Tensor) else scale)
     small = factor == 1 and any(start < 1 for _, start in first_temperatures(objective))
     on_cosines = any(getattr(part, "on_cosines", False) for part in objective.modules())
-    pos, hardest = scores.pos.detach(), scores.neg.max().detach()
+    with no_grad():  # a checkpoint would miss the graph of the first call in later ones
+        pos, hardest = scores.pos.detach(), scores.neg.max()
     if on_cosines and bool((pos.maximum(hardest) == 0).all()) and bool((pos < 0).any()):
         wrong = "the largest logit of each row is 0, as if it had been taken from the row, and cosines are expected"
         warnings.warn(f"{objective}: {wrong}; pass the logits before that.", stacklevel=3)

@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 from specs import REGISTERED, at, embeddings
+from torch.utils.checkpoint import checkpoint
 
 import counterpoint as cp
 from counterpoint.plugins.clip import ContrastiveLoss
@@ -136,3 +137,13 @@ def test_logits_less_the_largest_of_their_row_are_warned_of(spec, recwarn):
     assert not recwarn.list
     with pytest.warns(UserWarning, match="the largest logit of each row is 0, as if it had been taken from the row"):
         cp.objective(spec).from_logits(shifted, scale=20.0)
+
+
+@pytest.mark.parametrize("spec", ["infonce:t=0.2", "hcl:t=0.2"])
+def test_the_first_call_may_be_in_a_checkpoint(spec):
+    """It looks at the scale, which its recomputation does not do again."""
+    objective, x = cp.objective(spec), torch.randn(8, 8, requires_grad=True)
+    labels = torch.arange(8)
+    loss = checkpoint(lambda y: objective.from_logits(y, labels, scale=5.0), x, use_reentrant=False)
+    expected = torch.autograd.grad(objective.from_logits(x, labels, scale=5.0), x)
+    torch.testing.assert_close(torch.autograd.grad(loss, x), expected)
