@@ -557,6 +557,7 @@ def test_hooks_of_the_script_are_called_with_tensors(find):
 def test_a_fork_is_not_known_by_losses_of_its_own(find, tmp_path, name):
     """It has the file by which the host is recognised, and a loss in another one, where the host's road does not go."""
     (tmp_path / "moco").mkdir()
+    (tmp_path / "moco" / "__init__.py").touch()
     for file in ("moco/builder.py", "moco/other.py"):
         (tmp_path / file).write_text(
             "import torch.nn.functional as F\ndef _dequeue_and_enqueue(): pass\n"
