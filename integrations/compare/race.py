@@ -182,7 +182,8 @@ class Race(Comparison):
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
         room = most - len(ended)
         self.left = max(1, room) * self.tune_seeds + (3 + LONGER) * self.arguments.seeds  # not all of the budget
-        ended += self._climb([*best.values()][::-1][: max(1, room // 2)], room)
+        first = sorted(best.values(), key=lambda arm: arm.short, reverse=True)
+        ended += self._climb(first[: max(1, room // 2)], room)
         for arm in self.arms:
             arm.dropped = arm not in ended
         for arm in ended:

@@ -421,6 +421,22 @@ def test_the_best_other_treatment_is_tuned_at_the_whole_length(tmp_path, capsys)
     assert ended == {"hcl:t=0.05", "hcl:t=0.1", "hcl:t=0.2", "hcl:t=0.4", "dcl:t=0.05", "adnce:t=0.05"}
 
 
+def test_families_go_on_by_the_score_of_their_best_arm(tmp_path, capsys):
+    """Not by that of their worst: ``adnce`` is the best other one at a quarter, and the worst at half of its temperature."""
+
+    def score(one: dict) -> float:
+        objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
+        halved = objective.temperature < (0.1 if objective.name == "hcl" else 0.05)
+        gain = {"hcl": 3.0, "adnce": 4.0, "dcl": 2.0}.get(objective.name, 5.0)
+        return one["seed"] % 7 / 10 + gain - halved * {"adnce": 9.0, "hcl": 0.1}.get(objective.name, 0.2)
+
+    raced = stand_in(tmp_path, score, [], most=24)
+    raced.families, raced.arguments.settings = ["hcl:beta=1", "adnce", "dcl:prior=0.1"], RaceSettings(budget=6)
+    assert raced.run() == 0
+    arms = [arm for arm in json.loads(capsys.readouterr().out)["arms"] if arm["family"] != "host"]
+    assert {arm["family"] for arm in arms if not arm["dropped"]} == {"adnce"}
+
+
 def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     """Scores rise with every halving, until the budget ends."""
 
