@@ -36,7 +36,7 @@ from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .metrics import Metric
 from .race_page import Arm, Points
 from .running import LOG, NO_SEED, read_again
-from .settings import HOST, SHARE, TEMPERATURES
+from .settings import HOST, SHARE, TEMPERATURES, least_budget
 
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
@@ -50,6 +50,7 @@ class Race(Comparison):
 
     command = "race"
     skipped: Sequence[str] = ()  # what the budget is too small for
+    enough = 0  # the budget that suffices for it
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -123,8 +124,8 @@ class Race(Comparison):
         said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
         if self.skipped:
             others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
-            small = f"--budget {self.arguments.settings.budget} is too small"
-            said += f" Not tried, since {small}: {', '.join(self.skipped[:3])}{others_too}."
+            small = f"--budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
+            said += f" Settings not tried, since {small}: {', '.join(self.skipped[:3])}{others_too}."
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
@@ -175,8 +176,9 @@ class Race(Comparison):
         most = int((self.arguments.settings.budget - arms / SHARE) // self.tune_seeds)  # to the end
         ended = self._climb([max(own, key=lambda arm: arm.short)], max(1, most // 2))
         tuned = best_at_end(ended)
+        most_settings = len(FACTORS) + 2 * len(self.families)  # even if your own loss tries every temperature
         for factor in (tuned.factor, tuned.factor / 2):  # below the best one too, since large ones hide faults
-            self._begin((family, factor) for family in self.families)
+            self._begin(((family, factor) for family in self.families), most_settings)
         self._check_moved(self.arms)
         others = sorted((arm for arm in self.arms if not arm.own), key=lambda arm: arm.short)
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
@@ -222,8 +224,11 @@ class Race(Comparison):
             arm.curve += self._points(some[0], self.length, arm.full)
         return arms
 
-    def _begin(self, settings: Iterable[tuple[str, float]]) -> bool:
-        """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
+    def _begin(self, settings: Iterable[tuple[str, float]], most_settings: int = 0) -> bool:
+        """Train treatments, each at a temperature, for a share of the script's length; return whether any was new.
+
+        After these, at most ``most_settings`` have begun (0: every treatment at every temperature).
+        """
         if not self.length:  # the numbers that a whole training prints
             self._check_own(whole := self._train([HOST], {})[0])
             self.length = float(len(whole.metrics()))
@@ -237,9 +242,16 @@ class Race(Comparison):
             if text := at_temperature(family, self.own, factor):  # None of a temperature that is learned
                 arms.setdefault(text, Arm(text, family, factor))
         known = {arm.text for arm in self.arms}
-        new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
+        new = [arm for arm in arms.values() if arm.text not in known]
+        room = self.most - len(self.arms)
+        if any(arm.own for arm in new):  # each treatment shall be tried, too
+            room -= min(len(self.families), self.most - max(len(TEMPERATURES), len(self.arms)))
         if skipped := [arm.text for arm in new[room:]]:
-            print_line(f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}")
+            every = len({HOST, *self.families, *(arm.family for arm in self.arms)})
+            enough = least_budget(most_settings or len(FACTORS) * every, self.tune_seeds)
+            small = f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}, too"
+            print_line(f"{small}; {enough} suffices")
+            self.enough = max(self.enough, enough)
             self.skipped = [*self.skipped, *skipped]
         if new := new[:room]:
             print_line(

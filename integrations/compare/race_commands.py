@@ -11,7 +11,7 @@ from ..domain import setting
 from . import commands
 from .cells import length_of
 from .metrics import Metric
-from .settings import HOST, SHARE, TEMPERATURES, Settings
+from .settings import HOST, TEMPERATURES, Settings, least_budget
 
 FEWEST = 3  # fresh seeds
 DESCRIPTION = """\
@@ -22,7 +22,7 @@ steps; the better ones go on, and the winner is compared with your loss at its b
 in one sentence. The same command continues after Ctrl-C or a kill.
 
 HOST, metrics and seeds are those of `counterpoint compare`. The fewest are --seeds 3 and --budget 3; of N treatments
-in --objective, the budget is at least (3 + N) x (1 + --tune-seeds) / 4.
+in --objective, the budget is at least (3 + N) x (1 + --tune-seeds) / 4, which tries each at one temperature.
 """
 
 
@@ -58,7 +58,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for fault in commands.faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
         raise ValueError(fault)
     arms = len(TEMPERATURES) + max(1, len(arguments.settings.objective) - 1)
-    if settings.budget < (least := math.ceil(arms * (1 + settings.tune_seeds) / SHARE)):
+    if settings.budget < (least := least_budget(arms, settings.tune_seeds)):
         raise ValueError(f"--budget: expected {least} or more, to try {arms} settings, got {settings.budget}")
     if arguments.seeds < FEWEST:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")

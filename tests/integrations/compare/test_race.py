@@ -274,7 +274,7 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
         assert found["winner"] == "infonce:t=0.2"
         assert found["sentence"].startswith("nothing beats your loss at t=0.2: tuning gained +2 [")
         assert f"; the best other, {best}, is -1 [" in found["sentence"]
-    assert ("Not tried, since --budget 4 is too small: " in found["sentence"]) == (most == 5)
+    assert ("Settings not tried, since --budget 4 is too small and 9 suffices: " in found["sentence"]) == (most == 5)
     longer = {("infonce:t=0.2", 12.0)} if hcl > 0 else set()  # where only tuning gains, that is the result
     assert {*fresh} == {(best, None), ("infonce:t=0.2", None), ("host", None), *longer}
     assert len(fresh) == 9 + 3 * len(longer)
@@ -422,7 +422,7 @@ def test_the_best_other_treatment_is_tuned_at_the_whole_length(tmp_path, capsys)
 
 
 def test_families_go_on_by_the_score_of_their_best_arm(tmp_path, capsys):
-    """Not by that of their worst: ``adnce`` is the best other one at a quarter, and the worst at half of its temperature."""
+    """Not of their worst: ``adnce`` is the best other one at a quarter, and the worst at half of its temperature."""
 
     def score(one: dict) -> float:
         objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
@@ -435,6 +435,37 @@ def test_families_go_on_by_the_score_of_their_best_arm(tmp_path, capsys):
     assert raced.run() == 0
     arms = [arm for arm in json.loads(capsys.readouterr().out)["arms"] if arm["family"] != "host"]
     assert {arm["family"] for arm in arms if not arm["dropped"]} == {"adnce"}
+
+
+@pytest.mark.parametrize("budget", [4, 9])
+def test_the_budget_that_is_said_to_suffice_does(tmp_path, capsys, budget):
+    def score(one: dict) -> float:
+        objective = cp.objective(one["objective"].partition(";")[0].replace("host", "infonce:t=0.05"))
+        return one["seed"] % 7 / 10 + (";" in one["objective"]) / 2 - abs(math.log2(objective.temperature / 0.1))
+
+    raced = stand_in(tmp_path, score, [], most=4 * budget // 3, tune_seeds=2, excluded=1.0)
+    raced.families, raced.arguments.settings = ["host; ids=doc"], RaceSettings(budget=budget)
+    assert raced.run() == 0
+    shown = capsys.readouterr()
+    tried = {arm["text"] for arm in json.loads(shown.out)["arms"] if arm["family"] != "host"}
+    assert tried >= {"infonce:t=0.1; ids=doc", *["host; ids=doc"] * (budget == 9)}
+    said = "--budget 4 is too small to try host; ids=doc, too; 9 suffices"
+    assert (said in shown.err, "too small" in shown.err) == (budget == 4, budget == 4)
+
+
+def test_the_fewest_trainings_try_every_treatment(tmp_path, capsys):
+    """Further temperatures of your own loss leave room for one of each; the least budget of 13 treatments is 12."""
+
+    def score(one: dict) -> float:
+        objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
+        gain = objective.temperature if "length" in one else -abs(math.log2(objective.temperature / 0.05))
+        return one["seed"] % 7 / 10 + gain - 2 * (objective.name == "hcl")
+
+    raced = stand_in(tmp_path, score, [], most=16, tune_seeds=2)
+    raced.families, raced.arguments.settings = [f"hcl:beta={i}" for i in range(1, 14)], RaceSettings(budget=12)
+    assert raced.run() == 0
+    arms = json.loads(capsys.readouterr().out)["arms"]
+    assert {arm["family"] for arm in arms} == {"host", *raced.families}
 
 
 def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
