@@ -43,7 +43,7 @@ from ..store.run import TUNING, Run
 from ..store.transport import connect
 from . import cells
 from .metrics import Metric
-from .running import LOG, NO_SEED, UNREACHED, last_lines, read_again, train
+from .running import LOG, NO_SEED, UNREACHED, check_metrics, last_lines, read_again, train
 from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
@@ -178,7 +178,13 @@ class Comparison:
     def _tune(self) -> None:
         settings, metric = self.settings, self.settings.tune_metric
         assert metric is not None
-        run_all = partial(self._run_cells, metrics=[metric])
+
+        def run_all(cells: Sequence[Mapping[str, Any]], before: int = 0, **part: Any) -> list[Run]:
+            runs = self._run_cells(cells, [metric], before=before, **part)
+            if not before:  # a wrong name of the numbers that are compared is said now
+                check_metrics(runs, metric, [one for one in (*settings.metric, settings.items) if one])
+            return runs
+
         named = [spec for spec in self.specs if cp.treatment(spec, "infonce").paths]  # first, as names may be wrong
         first = [self.cell(spec, self.arguments.seed) for spec in named if spec.startswith(HOST)]
         self._run_cells(first, total=len(first))

@@ -35,7 +35,7 @@ from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .metrics import Metric
 from .race_page import Arm, Points
-from .running import LOG, NO_SEED, read_again
+from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES, least_budget
 
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
@@ -51,6 +51,7 @@ class Race(Comparison):
     command = "race"
     skipped: Sequence[str] = ()  # what the budget is too small for
     enough = 0  # the budget that suffices for it
+    asked: Sequence[Run] = ()
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -167,7 +168,10 @@ class Race(Comparison):
         """Train every arm for a share of the length, and the best to the end."""
         if typed := [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]:  # perhaps wrong
             print_line(f"first a training of length 1, to look up the names in {', '.join(typed)}")
-            self._train(typed, self._cut(1), share=1 / SHARE, after=math.inf)
+            runs = self._train(typed, self._cut(1), share=1 / SHARE, after=math.inf)
+            error = str(runs[0].record.get("error"))
+            if not self.flag and f"--metric {self.chosen_by.text}:" in error:  # the whole training has printed none
+                raise ValueError(f"{typed[0]} gave no number: {error}")
         self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow()
         own = [arm for arm in self.arms if arm.own]
@@ -262,15 +266,14 @@ class Race(Comparison):
         part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}
         if runs := [] if self.arms else self._train(texts[:1], short, **part, after=math.inf):
             self._check_own(runs[0])
-            if self.flag and self.confirmed_by is not self.chosen_by:  # a wrong name of the former is said now
-                read_again(runs, [self.confirmed_by])
-                read_again(runs, [self.chosen_by])
+            if self.flag:  # a wrong name is said now
+                check_metrics(runs, self.chosen_by, [self.confirmed_by])
             seconds = runs[0].record.get("seconds", 0.0)
             start = max(0.0, seconds - ((runs[0].details if runs[0].done else {}).get("training_seconds") or seconds))
             whole = start + SHARE * (seconds - start)
             self.fixed = start / max(whole, 1e-9)
             all_of_it = (self.left + 1 / SHARE) * whole / flags.concurrent(self.arguments)
-            print_line(f"all of it takes at most about {duration(all_of_it)} if each step is as fast as in this one")
+            print_line(f"all of it takes about {duration(all_of_it)} if each step is as fast as in this one")
         runs += self._train(texts[len(runs) :], short, before=len(runs), **part)
         for arm, run in zip(new, runs, strict=True):
             arm.short = -math.inf if math.isnan(value := self._value(run)) else value
@@ -310,6 +313,18 @@ class Race(Comparison):
                 f"all treatments have {self.chosen_by.name} {self.sign * scores[0]:g} at 1/{SHARE} of the length, so "
                 "none can be chosen: is that too short to move it, such as a warm-up, or the number too coarse?"
             )
+
+    def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: Any) -> list[Run]:
+        cells = list(cells)
+        try:
+            runs = super()._run_cells(cells, metrics, **part)
+        except KeyboardInterrupt as stop:
+            asked = [*self.asked, *(Run(self.arguments.out, one) for one in cells)]
+            count = len({run.path for run in asked if run.done or run.record.get("error")})
+            stop.args = (f"stopped; runs that have ended: {count}; the same command resumes",)
+            raise
+        self.asked = [*self.asked, *runs]
+        return runs
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: float) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)

@@ -75,6 +75,13 @@ def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
                 finish(run, metrics)
 
 
+def check_metrics(runs: Iterable[Run], chosen_by: Metric, others: Iterable[Metric]) -> None:
+    """Raise ``ValueError`` if runs that were read by one metric lack another, which their process need not compute."""
+    if others := [metric for metric in others if metric is not chosen_by and metric.kind != "script"]:
+        read_again(runs := [*runs], others)
+        read_again(runs, [chosen_by])
+
+
 def last_lines(run: Run) -> list[str]:
     """Return the end of a script's output."""
     with suppress(OSError):

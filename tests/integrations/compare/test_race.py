@@ -233,7 +233,7 @@ def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, lost, t
     assert raced.run() == 0
     shown = capsys.readouterr()
     found = json.loads(shown.out)
-    assert shown.err.count("all of it takes at most about") == 1
+    assert shown.err.count("all of it takes about") == 1
     (failed,) = re.findall("(hcl:t=.*) has failed at the whole length", shown.err)
     assert [one["seed"] for one in asked if one["objective"] == failed and not one.get("purpose")] == [0, 1]
     if gains[1] > 0:

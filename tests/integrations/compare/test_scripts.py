@@ -188,6 +188,22 @@ def test_the_last_words_of_a_script_are_the_reason(here, capfd):
     assert "failed: ScriptError: the script ended with exit code 1: no disk" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "metric"),
+    [
+        ("race --objective 'host; ids=labels'", "'output:tset (.+)'"),
+        ("race --steps-flag --steps --objective hcl --confirm-metric json:results.json:tset", READ.split()[1]),
+        ("compare --objective host hcl --tune 3 --tune-metric json:results.json:dev", "json:results.json:tset"),
+    ],
+)
+def test_a_wrong_name_of_a_number_is_said_after_one_training(here, capsys, command, metric):
+    name, flags = command.split(maxsplit=1)
+    line = f"{name} {TOLD} {flags} --metric {metric} --seed-flag --seed -- train.py --steps 40"
+    assert main(shlex.split(line)) == 2
+    assert re.search(f"counterpoint {name}: .*--metric .*:tset", capsys.readouterr().err)
+    assert len(store.find_runs(here / "runs")) == 1
+
+
 @pytest.mark.parametrize(("path", "said"), [("yy", "no such name"), ("args.yy", "args has no .yy")])
 def test_a_wrong_name_stops_a_named_host_at_its_first_step(here, capfd, path, said):
     """It would fail with every seed, and after the training of the host."""
@@ -366,6 +382,22 @@ def test_sigterm_stops_as_ctrl_c_does(here):
     assert errors.splitlines()[-1] == said
     with pytest.raises(ProcessLookupError):
         os.kill(int(printed[0]), 0)  # the script has ended, too
+
+
+def test_a_race_that_is_stopped_counts_all_of_its_runs(here):
+    line = f"race {TOLD} --objective hcl --steps-flag --steps --seed-flag --seed {READ} -- train.py --steps 40"
+    process = session([COMMAND[0], *shlex.split(line)], cwd=here)
+    ended = 0
+    for text in process.stderr:
+        ended += text.startswith("[")
+        if ended == 4:  # of which three are of the first part
+            break
+    process.send_signal(signal.SIGINT)
+    errors = process.communicate(timeout=PATIENCE)[1]
+    assert process.returncode == 130
+    ended += len(re.findall(r"^\[", errors, re.M))
+    said = f"counterpoint race: stopped; runs that have ended: {ended}; the same command resumes"
+    assert errors.splitlines()[-1] == said
 
 
 # ---- unmodified clones -----------------------------------------------------------------------------
