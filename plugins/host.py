@@ -184,8 +184,11 @@ class Seam:
         calls = (self.replaced if replaced else self.seen).setdefault(place, {})
         calls[shape] = calls.get(shape, 0) + 1
 
-    def raise_if_half(self) -> None:
-        """Raise an error if a part of the host's loss was left alone, unless that is meant."""
+    def raise_if_half(self, ended: bool = False) -> None:
+        """Raise an error if a part of the host's loss was left alone, unless that is meant.
+
+        Once the script has ``ended``, steps after the last call count, too.
+        """
         replaced, used = [_anchors(calls) for calls in self.replaced.values()], self.weights
         left = [at for at, calls in self.seen.items() if used.get(at, 1.0) and _anchors(calls) in replaced]
         if uncalled := [name for name in self.named if name not in self.replaced and not self.options.get("only")]:
@@ -195,6 +198,8 @@ class Seam:
                 f"a part of the host's loss was left alone: {' and '.join(left)} was called as often with as many "
                 "anchors. Name it, too (--site), or say --only if the host's own loss is meant to stay there."
             )
+        if ended and not self.options.get("only") and "afterwards" in self.notes:
+            raise HalfError(f"afterwards, {self.notes.pop('afterwards')}; if that is meant, say --only")
 
     def end(self) -> None:
         """Undo the plugin's changes when the script has ended."""

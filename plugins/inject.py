@@ -64,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
     drift = "go on where the gradient is no longer that of the host's own loss"
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
-    part = "a part of the host's loss is meant to stay as it is, or the whole for its first steps"
+    part = "a part of the host's loss is meant to stay as it is, or the whole for its first or last steps"
     add("--only", action="store_true", help=part)
     replace = only("replace", "function only", "a function, with its parameters that are embeddings; repeatable (none)")
     add("--replace", action="append", metavar="FILE:FUNCTION(a, b)", help=replace)
@@ -141,7 +141,7 @@ def command(args: argparse.Namespace) -> int:
                 f"nothing was replaced: the script never reached the seam ({host.seam}). "
                 "`counterpoint inject auto` watches a script and says where its loss is."
             )
-        seam.raise_if_half()
+        seam.raise_if_half(ended=True)
     except SeamError as error:
         print(f"counterpoint: {error}", file=sys.stderr)
         failure, failed = str(error), not isinstance(error, HalfError)

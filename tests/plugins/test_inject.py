@@ -249,8 +249,11 @@ def test_a_loss_that_begins_later(launch, start, words, code):
 def test_a_loss_that_ends_earlier(launch, every, said):
     """Every ``every`` steps, the first 30 of 120 or of 5 are those of the loss."""
     script = LATE.replace("step >= int(sys.argv[1])", "step % int(sys.argv[1]) < max(1, int(sys.argv[1]) // 4)")
-    found = launch("logits", "--site", "toy.py:loss", "--scale", "1", script=script, arguments=(str(every),))
-    assert (found.code, "more steps without" in found.err, said in found.err) == (0, bool(said), True), found.err
+    words, arguments = ["logits", "--site", "toy.py:loss", "--scale", "1"], (str(every),)
+    found = launch(*words, script=script, arguments=arguments)
+    assert (found.code, "more steps without" in found.err) == (4 * bool(said), bool(said)), found.err
+    assert said in found.err
+    assert launch(*words, "--only", script=script, arguments=arguments).code == 0
 
 
 @pytest.mark.parametrize(
