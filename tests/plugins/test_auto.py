@@ -122,13 +122,14 @@ def test_a_script_that_ends_early(find):
     assert "ended before it called backward()" in found.err
 
 
-def test_a_script_that_fails(find, capsys):
+def test_a_script_that_fails(find, tmp_path, capsys):
     script = variant("cross_entropy").replace("range(6)", "range(2)").replace("    main()", "    main()\n    1 / 0")
     with pytest.raises(ZeroDivisionError):
         find(script)
     said = capsys.readouterr().err
     assert "1 contrastive loss" in said
     assert "ended with an error:\n" in said
+    assert json.loads((tmp_path / "found.json").read_text())["errors"] == ["ZeroDivisionError: division by zero"]
     for end, how in (("2", "exit code 2\n"), ("'no data'", "an error:\n")):  # as argparse ends; with a reason
         with pytest.raises(SystemExit):
             find(f"raise SystemExit({end})")
