@@ -34,7 +34,7 @@ class Finding:
 
     about: str  # python, extra, device or renderer
     name: str  # what was checked
-    state: str  # ok or missing
+    state: str  # ok, missing or broken
     text: str
     fix: str = ""
 
@@ -43,13 +43,24 @@ def findings() -> Iterator[Finding]:
     """Run all checks, the most basic first."""
     import torch  # not at the top: the parser must not need it
 
-    yield Finding("python", "counterpoint", "ok", f"{cp.__version__}, {Path(cp.__file__).parent}")
+    yield _package()
     yield Finding("python", "python", "ok", f"{platform.python_version()}, {platform.platform()}")
     yield Finding("python", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
     yield _device()
     yield from map(_extra, EXTRAS)
     if _version("dm-control") is not None:
         yield from (_renderer(name, package) for name, package in RENDERERS.items())
+
+
+def _package() -> Finding:
+    """Import a public name, which needs most of the package's files."""
+    where = f"{cp.__version__}, {Path(cp.__file__).parent}"
+    try:
+        cp.InfoNCE  # noqa: B018
+    except Exception as error:
+        text = f"{where}: cannot import InfoNCE: {type(error).__name__}: {error}"
+        return Finding("python", "counterpoint", "broken", text, f"uninstall {DISTRIBUTION}, and install it again")
+    return Finding("python", "counterpoint", "ok", where)
 
 
 def _extra(extra: str) -> Finding:
@@ -115,15 +126,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    """Print each finding as it is made, or all as JSON."""
+    """Print each finding as it is made, or all as JSON; return 1 if the package itself is broken."""
     if options.json:
-        print(json.dumps([asdict(finding) for finding in findings()], indent=1))
-        return 0
-    lacking = []
+        every = [*findings()]
+        print(json.dumps([asdict(finding) for finding in every], indent=1))
+        return int(any(finding.state == "broken" for finding in every))
+    lacking, code = [], 0
     for finding in findings():
+        code |= finding.state == "broken"
         lacking += [finding.name] * (finding.about == "extra" and finding.state == "missing")
         print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)
         if finding.fix:
             print(f"{'':36}-> {finding.fix}", flush=True)
     print(f"all missing extras: {install(','.join(lacking)) if lacking else 'none'}")
-    return 0
+    return code

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +101,20 @@ def test_one_command_installs_all_extras_that_are_missing(capsys, packages):
     assert {"plots", "track"} <= {*missing}
     assert main(["doctor"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"all missing extras: {install(','.join(missing))}"
+
+
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_a_package_that_cannot_be_imported_is_broken(tmp_path, words):
+    """As of a wheel without one of its files."""
+    shutil.copytree(Path(cp.__file__).parent, tmp_path / "counterpoint", ignore=shutil.ignore_patterns("infonce.py"))
+    for folder in ("integrations", "plugins"):
+        place = Path(find_spec(f"counterpoint.{folder}").origin).parent
+        shutil.copytree(place, tmp_path / "counterpoint" / folder, dirs_exist_ok=True)
+    command = ["-c", "import sys; from counterpoint.integrations.command.main import main; sys.exit(main())"]
+    done = subprocess.run([sys.executable, *command, "doctor", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "infonce" in done.stdout, str(tmp_path) in done.stdout) == (1, True, True), done.stderr
+    assert "broken" in done.stdout
+    assert not done.stderr
 
 
 def test_a_renderer_is_tried_for_real(capsys):
