@@ -159,7 +159,12 @@ def test_an_index_shows_the_readme_without_relative_links(built):
     assert re.findall("^#.*|^    .*", shown, re.M) == re.findall("^#.*|^    .*", readme, re.M)  # headings and commands
     description = runpy.run_path(str(ROOT / "setup.py"))["description"]
     assert description(readme, None).split() == shown.split()
+    for text, path in re.findall(r"(?<!!)\[([^\]]+)\]\((?!https?:)([^)]+)\)", readme):  # none is a dead word
+        assert path in shown.replace("\n", " "), text
+    assert "ADNCE +0.18. All results (`docs/results.md`)." in shown
+    assert shown.split("\n\n")[1].startswith("Paths, such as `docs/index.md`, are those of files in the source code.")
     absolute = description(readme, "https://here/blob/v1")
+    assert "Paths, such as" not in absolute
     assert RELATIVE.findall(absolute) == []
     assert "(https://here/blob/v1/docs/guides/race.md)" in absolute
     assert "what does not](https://here/raw/v1/docs/overview.png)" in absolute
