@@ -169,8 +169,7 @@ def run_and_conclude(
             changes = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
             apply = bool(args.apply) and failure is None
             code = conclude(data, objective, [*changes, "--", *words], home, apply, args.only)
-            if failure is not None:
-                data["errors"].append(f"{type(failure).__name__}: {failure}".partition("\n")[0])
+            data["errors"] += [f"{type(failure).__name__}: {failure}".partition("\n")[0]] * (failure is not None)
             file.write_text(json.dumps(data, indent=2))
     if failure is not None:
         for value, shim in () if args.shims or args.no_shims else dict(shims.curing(failure, home)).items():

@@ -185,10 +185,7 @@ class Seam:
         calls[shape] = calls.get(shape, 0) + 1
 
     def raise_if_half(self, ended: bool = False) -> None:
-        """Raise an error if a part of the host's loss was left alone, unless that is meant.
-
-        Once the script has ``ended``, steps after the last call count, too.
-        """
+        """Raise an error if a part of the host's loss was left alone, or the loss at its end, unless that is meant."""
         replaced, used = [_anchors(calls) for calls in self.replaced.values()], self.weights
         left = [at for at, calls in self.seen.items() if used.get(at, 1.0) and _anchors(calls) in replaced]
         if uncalled := [name for name in self.named if name not in self.replaced and not self.options.get("only")]:

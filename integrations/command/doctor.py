@@ -43,24 +43,18 @@ def findings() -> Iterator[Finding]:
     """Run all checks, the most basic first."""
     import torch  # not at the top: the parser must not need it
 
-    yield _package()
+    try:
+        cp.InfoNCE  # noqa: B018  (it needs most of the package's files)
+        state, why, fix = "ok", "", ""
+    except Exception as error:
+        state, why, fix = "broken", f": cannot import InfoNCE: {error!r}", f"uninstall {DISTRIBUTION}, install it again"
+    yield Finding("python", "counterpoint", state, f"{cp.__version__}, {Path(cp.__file__).parent}{why}", fix)
     yield Finding("python", "python", "ok", f"{platform.python_version()}, {platform.platform()}")
     yield Finding("python", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
     yield _device()
     yield from map(_extra, EXTRAS)
     if _version("dm-control") is not None:
         yield from (_renderer(name, package) for name, package in RENDERERS.items())
-
-
-def _package() -> Finding:
-    """Import a public name, which needs most of the package's files."""
-    where = f"{cp.__version__}, {Path(cp.__file__).parent}"
-    try:
-        cp.InfoNCE  # noqa: B018
-    except Exception as error:
-        text = f"{where}: cannot import InfoNCE: {type(error).__name__}: {error}"
-        return Finding("python", "counterpoint", "broken", text, f"uninstall {DISTRIBUTION}, and install it again")
-    return Finding("python", "counterpoint", "ok", where)
 
 
 def _extra(extra: str) -> Finding:
@@ -128,9 +122,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(options: argparse.Namespace) -> int:
     """Print each finding as it is made, or all as JSON; return 1 if the package itself is broken."""
     if options.json:
-        every = [*findings()]
-        print(json.dumps([asdict(finding) for finding in every], indent=1))
-        return int(any(finding.state == "broken" for finding in every))
+        print(json.dumps(every := [asdict(finding) for finding in findings()], indent=1))
+        return int("broken" in [finding["state"] for finding in every])
     lacking, code = [], 0
     for finding in findings():
         code |= finding.state == "broken"

@@ -36,7 +36,7 @@ from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .metrics import Metric
 from .race_page import Arm, Points
 from .running import LOG, NO_SEED, check_metrics
-from .settings import HOST, SHARE, TEMPERATURES, least_budget
+from .settings import HOST, SHARE, TEMPERATURES
 
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
@@ -51,7 +51,7 @@ class Race(Comparison):
     command = "race"
     skipped: Sequence[str] = ()  # what the budget is too small for
     enough = 0  # the budget that suffices for it
-    asked: Sequence[Run] = ()
+    asked: Sequence[Mapping[str, Any]] = ()  # cells of the runs so far
 
     def __init__(self, arguments: Any, seam: Sequence[str]) -> None:
         super().__init__(arguments, seam)
@@ -168,9 +168,8 @@ class Race(Comparison):
         """Train every arm for a share of the length, and the best to the end."""
         if typed := [one for one in self.settings.objective if cp.treatment(one, "infonce").paths]:  # perhaps wrong
             print_line(f"first a training of length 1, to look up the names in {', '.join(typed)}")
-            runs = self._train(typed, self._cut(1), share=1 / SHARE, after=math.inf)
-            error = str(runs[0].record.get("error"))
-            if not self.flag and f"--metric {self.chosen_by.text}:" in error:  # the whole training has printed none
+            run, *_ = self._train(typed, self._cut(1), share=1 / SHARE, after=math.inf)
+            if not self.flag and "ValueError: --metric" in (error := str(run.record.get("error"))):  # it has ended
                 raise ValueError(f"{typed[0]} gave no number: {error}")
         self._begin((HOST, factor) for factor in TEMPERATURES)
         self._follow()
@@ -188,8 +187,7 @@ class Race(Comparison):
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
         room = most - len(ended)
         self.left = max(1, room) * self.tune_seeds + (3 + LONGER) * self.arguments.seeds  # not all of the budget
-        first = sorted(best.values(), key=lambda arm: arm.short, reverse=True)
-        ended += self._climb(first[: max(1, room // 2)], room)
+        ended += self._climb(sorted(best.values(), key=lambda arm: -arm.short)[: max(1, room // 2)], room)
         for arm in self.arms:
             arm.dropped = arm not in ended
         for arm in ended:
@@ -229,10 +227,7 @@ class Race(Comparison):
         return arms
 
     def _begin(self, settings: Iterable[tuple[str, float]], most_settings: int = 0) -> bool:
-        """Train treatments, each at a temperature, for a share of the script's length; return whether any was new.
-
-        After these, at most ``most_settings`` have begun (0: every treatment at every temperature).
-        """
+        """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
         if not self.length:  # the numbers that a whole training prints
             self._check_own(whole := self._train([HOST], {})[0])
             self.length = float(len(whole.metrics()))
@@ -246,16 +241,14 @@ class Race(Comparison):
             if text := at_temperature(family, self.own, factor):  # None of a temperature that is learned
                 arms.setdefault(text, Arm(text, family, factor))
         known = {arm.text for arm in self.arms}
-        new = [arm for arm in arms.values() if arm.text not in known]
-        room = self.most - len(self.arms)
+        new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
         if any(arm.own for arm in new):  # each treatment shall be tried, too
             room -= min(len(self.families), self.most - max(len(TEMPERATURES), len(self.arms)))
         if skipped := [arm.text for arm in new[room:]]:
-            every = len({HOST, *self.families, *(arm.family for arm in self.arms)})
-            enough = least_budget(most_settings or len(FACTORS) * every, self.tune_seeds)
+            every = {HOST, *self.families, *(arm.family for arm in self.arms)}  # at every temperature
+            self.enough = math.ceil((most_settings or len(FACTORS) * len(every)) * (1 + self.tune_seeds) / SHARE)
             small = f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}, too"
-            print_line(f"{small}; {enough} suffices")
-            self.enough = max(self.enough, enough)
+            print_line(f"{small}; {self.enough} suffices")
             self.skipped = [*self.skipped, *skipped]
         if new := new[:room]:
             print_line(
@@ -315,16 +308,13 @@ class Race(Comparison):
             )
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: Any) -> list[Run]:
-        cells = list(cells)
+        self.asked = [*self.asked, *(cells := [*cells])]
         try:
-            runs = super()._run_cells(cells, metrics, **part)
-        except KeyboardInterrupt as stop:
-            asked = [*self.asked, *(Run(self.arguments.out, one) for one in cells)]
-            count = len({run.path for run in asked if run.done or run.record.get("error")})
-            stop.args = (f"stopped; runs that have ended: {count}; the same command resumes",)
-            raise
-        self.asked = [*self.asked, *runs]
-        return runs
+            return super()._run_cells(cells, metrics, **part)
+        except KeyboardInterrupt:
+            asked = (Run(self.arguments.out, one) for one in self.asked)
+            ended = {run.path for run in asked if run.done or run.record.get("error")}
+            raise KeyboardInterrupt(f"stopped; runs that have ended: {len(ended)}; the same command resumes") from None
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: float) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)

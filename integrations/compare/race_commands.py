@@ -11,7 +11,7 @@ from ..domain import setting
 from . import commands
 from .cells import length_of
 from .metrics import Metric
-from .settings import HOST, TEMPERATURES, Settings, least_budget
+from .settings import HOST, SHARE, TEMPERATURES, Settings
 
 FEWEST = 3  # fresh seeds
 DESCRIPTION = """\
@@ -58,7 +58,7 @@ def _check(arguments: argparse.Namespace) -> None:
     for fault in commands.faults(arguments, replace(settings, objective=(HOST, "treatments")), arguments.script):
         raise ValueError(fault)
     arms = len(TEMPERATURES) + max(1, len(arguments.settings.objective) - 1)
-    if settings.budget < (least := least_budget(arms, settings.tune_seeds)):
+    if settings.budget < (least := math.ceil(arms * (1 + settings.tune_seeds) / SHARE)):
         raise ValueError(f"--budget: expected {least} or more, to try {arms} settings, got {settings.budget}")
     if arguments.seeds < FEWEST:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")

@@ -1,6 +1,5 @@
 """The settings of a comparison; imports neither torch nor a framework."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,6 @@ from .metrics import Metric
 HOST = "host"  # the script's own loss, as in counterpoint.plugins.host and in cells, which both need torch
 SHARE = 4  # a race's first trainings have a quarter of the script's length, and about a quarter of them goes on
 TEMPERATURES = (1.0, 0.5, 2.0)  # the first ones of a race, as multiples of the script's own
-
-
-def least_budget(arms: int, tune_seeds: int) -> int:
-    """Return the smallest ``--budget`` of a race that can begin so many settings."""
-    return math.ceil(arms * (1 + tune_seeds) / SHARE)
 
 
 def row(text: str) -> str:
