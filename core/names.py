@@ -2,21 +2,14 @@
 
 import os
 import re
-import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
-from functools import wraps
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from itertools import chain, takewhile
-from pathlib import Path
+from itertools import chain
 from pkgutil import iter_modules
-from types import ModuleType, NoneType
-from typing import Any, TypeVar
-
-Init = TypeVar("Init")
+from typing import Any
 
 # what other libraries call an objective, in small letters, without "loss": its name in specs, and the call in Python
 ELSEWHERE = {
@@ -41,8 +34,6 @@ ELSEWHERE = {
 
 # the items of a treatment, behind its objective
 TOLD, RULES = ("duplicates", "ids", "labels", "guide", "log_q", "index"), ("margin", "threshold")
-WHERE = "__qualname__"  # among the names of a function: which one it is
-_STEP = re.compile(r"(?:^|\.)(\w+)|\[(?:(-?\d+)|[\"']([^\"']*)[\"'])\]")
 COMMANDS = ("advise", "compare", "inject", "race", "train", "tune")  # of the command line; none is a function
 # the class of each built-in objective, by its name in specs; a test compares it with the registry
 OBJECTIVES = {
@@ -71,82 +62,12 @@ def nearest(name: str, known: Iterable[str], most: int = 0) -> str:
     return f"{closest(name, known)} Known: {', '.join(known)}."
 
 
-def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Exception] = ValueError) -> Any:
-    """Look up a path, ``shown`` in errors; a name that leads nowhere in a function may be other data in a caller."""
-    first, *steps = _STEP.finditer(path)
-    wrong = ""
-    for scope in (scope for scope in getattr(names, "maps", [names]) if first[1] in scope):
-        value, step = scope[first[1]], first
-        try:
-            for step in steps:
-                name, at = step[1], int(step[2]) if step[2] else step[3]
-                if not name and isinstance(value, Mapping) and at not in value:  # a defaultdict would make it
-                    raise KeyError(at)
-                value = getattr(value, name) if name else value[at]
-            return value
-        except Exception as failure:
-            why = f"Known: {', '.join(map(str, value))}." if isinstance(value, Mapping) else failure
-            similar = closest(step[1] or "", getattr(value, "__dict__", ()))
-            at = f", in {scope[WHERE]}, nor in its callers" if WHERE in scope else ""
-            wrong = wrong or f"{path[: step.start()]} has no {step[0]}: {why}{at}{similar and '.'}{similar}"
-    if not wrong:
-        no_data = int, float, str, NoneType, ModuleType
-        known = [k for k, x in names.items() if k[:1] != "_" and not isinstance(x, no_data)]
-        known = [k for k in known if isinstance(names[k], Sized) or k == "self" or not callable(names[k])]  # PyG: both
-        last, ending = re.findall(r"\w+", path)[-1], list[str]()
-        for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
-            with suppress(Exception):  # whatever the script's own classes raise
-                ending += [other] * isinstance(at_path(other, names), Sized)
-        hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else nearest(first[1], known, 8)
-        wrong = f"no such name here or in the callers.{hint} `counterpoint inject auto` lists the paths that fit."
-    raise error(f"{shown or path}: {wrong}")
-
-
-def is_spec(text: str) -> bool:
-    """Return whether this is meant as an objective or a treatment: it begins with the name of one, or ``host``."""
-    return re.split(r"\W", text.strip(), maxsplit=1)[0] in (*OBJECTIVES, "host")
-
-
-def no_script(words: Sequence[str]) -> str:
-    """Return the message for a script that does not exist, or is a folder; its own arguments follow it."""
-    path = Path(words[0])
-    if path.is_dir():
-        return f"{path} is a folder; expected a script, such as {next(path.glob('*.py'), path / 'train.py')}"
-    if path.name.startswith("python"):
-        return f"script not found: {path}. Leave the interpreter out: the script itself stands behind --."
-    if rows := [*takewhile(is_spec, words)]:
-        rest = words[len(rows) :] or ["train.py"]
-        typed = shlex.join(["--objective", *rows, *["--"] * ("--" not in rest), *rest])
-        return f"unexpected {words[0]!r}: objectives follow --objective, and the script --, as in: {typed}"
-    if re.split(r"\W", words[0], maxsplit=1)[0] in (*TOLD, *RULES):
-        treatment = f"--objective {shlex.quote(f'host; {words[0]}')} -- train.py"
-        return f"unexpected {words[0]!r}: it stands behind an objective, or behind host, as in: {treatment}"
-    return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"
-
-
 def check_known(
     what: str, value: Any, known: Collection[Any], error: Callable[[str], Exception] = ValueError, hint: str = ""
 ) -> None:
     """Raise ``error``, a message that begins with ``what`` and suggests the closest, unless ``value`` is known."""
     if value not in known:
         raise error(f"{what} {value!r}.{hint}{nearest(str(value), known)}")
-
-
-def checked_options(init: Init) -> Init:
-    """Let an ``__init__`` name the closest option for one of the host's, and say where a temperature goes."""
-    call: Any = init
-    code = call.__code__
-    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
-
-    @wraps(call)
-    def checked(self: Any, *args: Any, **options: Any) -> None:
-        for name in options.keys() - set(known):
-            it = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
-            hint = it if name in ("temperature", "t", "tau", "scale") else ""
-            check_known(f"{type(self).__name__}: unknown argument", name, known, TypeError, hint)
-        call(self, *args, **options)
-
-    return checked  # type: ignore[return-value]
 
 
 def unknown_objective(name: str, classes: Mapping[str, str]) -> str:
@@ -179,12 +100,6 @@ def lazy(package: str, exports: Iterable[str] = (), known: Collection[str] = ())
         raise AttributeError(f"module {package!r} has no attribute {name!r}.{hint}", name=name, obj=None)
 
     return attribute
-
-
-def visible(text: str) -> str:
-    """Return a text in one line, with escapes for characters that would move, color or reorder it on a terminal."""
-    hidden = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-    return re.sub(hidden, lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 IMPORT = "COUNTERPOINT_IMPORT"

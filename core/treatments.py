@@ -29,7 +29,7 @@ from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, p
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
-from .names import RULES, TOLD, at_path, check_known
+from .names import RULES, TOLD, check_known
 from .vectors import widen
 
 Tally = tuple[Tensor, Tensor, Tensor]  # anchors, excluded keys, and anchors that are left without negatives
@@ -98,13 +98,6 @@ class Treatment(Wrapper):
     def own_guide(self) -> str | None:
         """``self`` or ``ema`` if the encoder itself is the guide."""
         return guide if (guide := self.told.get("guide")) in OWN_GUIDES else None
-
-    def look_up(self, names: Mapping[str, Any], error: type[Exception] = ValueError) -> dict[str, Any]:
-        """Return the values at the paths, given the names of a function."""
-        values = {name: at_path(path, names, f"{name}={path}", error) for name, path in self.paths.items()}
-        for name in (name for name, value in values.items() if value is None):
-            raise error(f"{name}={self.told[name]}: it is None: the script has no such data here, perhaps no column.")
-        return values
 
     def forward(self, *views: View, gather: Gather = False, reduction: Reduction = "mean", **options: Any) -> Tensor:
         """Compute the loss of embeddings; ``duplicates=`` takes rows or texts, one per sample."""

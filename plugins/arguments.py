@@ -5,9 +5,11 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any, NoReturn
 
-from counterpoint.names import closest, is_spec, nearest
+from counterpoint.names import OBJECTIVES, RULES, TOLD, closest, nearest
 
 DATA = ("--task", "--data")  # take the name of a data set
 
@@ -61,3 +63,25 @@ class Parser(argparse.ArgumentParser):
         data = [name for name in (*["--objective"] * is_spec(word), *DATA) if name in known]
         one = " It takes one." if data and known[data[0]].nargs is None else ""
         self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {shlex.quote(word)}?{one}" if data else ""))
+
+
+def is_spec(text: str) -> bool:
+    """Return whether this is meant as an objective or a treatment: it begins with the name of one, or ``host``."""
+    return re.split(r"\W", text.strip(), maxsplit=1)[0] in (*OBJECTIVES, "host")
+
+
+def no_script(words: Sequence[str]) -> str:
+    """Return the message for a script that does not exist, or is a folder; its own arguments follow it."""
+    path = Path(words[0])
+    if path.is_dir():
+        return f"{path} is a folder; expected a script, such as {next(path.glob('*.py'), path / 'train.py')}"
+    if path.name.startswith("python"):
+        return f"script not found: {path}. Leave the interpreter out: the script itself stands behind --."
+    if rows := [*takewhile(is_spec, words)]:
+        rest = words[len(rows) :] or ["train.py"]
+        typed = shlex.join(["--objective", *rows, *["--"] * ("--" not in rest), *rest])
+        return f"unexpected {words[0]!r}: objectives follow --objective, and the script --, as in: {typed}"
+    if re.split(r"\W", words[0], maxsplit=1)[0] in (*TOLD, *RULES):
+        treatment = f"--objective {shlex.quote(f'host; {words[0]}')} -- train.py"
+        return f"unexpected {words[0]!r}: it stands behind an objective, or behind host, as in: {treatment}"
+    return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"

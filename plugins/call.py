@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from counterpoint.base import Objective
 from counterpoint.batch.options import Keys
+from counterpoint.names import check_known
 from counterpoint.values import at_scale
 from counterpoint.vectors import unit, widen
 
 from .host import SeamError, loss_of
+
+Init = TypeVar("Init")
 
 
 @dataclass
@@ -86,3 +90,20 @@ def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
     parts = views if cat == 1 else [part for view in views for part in view.chunk(cat)]
     parts = parts[0].unbind(1) if len(parts) == 1 and parts[0].dim() == 3 else parts
     return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first, epsilon=float(epsilon))
+
+
+def checked_options(init: Init) -> Init:
+    """Let an ``__init__`` name the closest option for one of the host's, and say where a temperature goes."""
+    call: Any = init
+    code = call.__code__
+    known = code.co_varnames[1 : code.co_argcount + code.co_kwonlyargcount]
+
+    @wraps(call)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        for name in options.keys() - set(known):
+            it = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
+            hint = it if name in ("temperature", "t", "tau", "scale") else ""
+            check_known(f"{type(self).__name__}: unknown argument", name, known, TypeError, hint)
+        call(self, *args, **options)
+
+    return checked  # type: ignore[return-value]

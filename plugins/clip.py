@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from counterpoint.base import Objective, as_objective
 from counterpoint.engine.distributed import Gather
-from counterpoint.names import checked_options
 from counterpoint.values import at_scale
 
 from . import logits
+from .call import checked_options
 
 SITES = {
     "open_clip/loss.py:ClipLoss.forward": None,

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from counterpoint.base import Objective
-from counterpoint.names import WHERE
 from counterpoint.treatments import Treatment
 from counterpoint.vectors import widen
 
@@ -17,6 +16,7 @@ from .finder.frames import frames
 from .finder.recognise import digits
 from .gradient import CHANGED, ROUNDING, Once, Replaced, own_loss, precision_of
 from .host import OWN_LOSS, Seam, SeamError, world_size
+from .paths import WHERE
 from .sites import names_at
 
 __all__ = ("Call", "Embeddings")

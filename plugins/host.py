@@ -28,6 +28,7 @@ from counterpoint.values import Schedule
 from counterpoint.vectors import widen
 
 from .encoders import OwnGuide
+from .paths import look_up
 
 OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
@@ -222,7 +223,7 @@ class Seam:
         """Look up the paths of a treatment among the ``names`` at the loss; a wrong one fails in the first step."""
         if self.spec == OWN_LOSS or not (treatment := self._treatment).paths:
             return {}
-        found = treatment.look_up(names(), SeamError)
+        found = look_up(treatment, names(), SeamError)
         return {name: x.clone() if isinstance(x, Tensor) else x for name, x in found.items()}  # a buffer may change
 
     def counts(self) -> Iterator[dict[str, float]]:

@@ -27,9 +27,8 @@ from weakref import WeakKeyDictionary
 import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from counterpoint.names import no_script
-
 from . import registry, shims
+from .arguments import no_script
 from .host import OWN_LOSS, PATIENCE, WHOLE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
 _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")

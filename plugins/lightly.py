@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from counterpoint.base import Objective, as_objective
-from counterpoint.names import checked_options
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import unit, widen
 
-from .embeddings import Call, Embeddings
+from .call import Call, checked_options
+from .embeddings import Embeddings
 from .host import OWN_LOSS, Host, Seam, SeamError
 
 NAME = "lightly"

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 from counterpoint.base import Objective, as_objective
 from counterpoint.batch.ready_made import columns_of
-from counterpoint.names import check_known, checked_options
+from counterpoint.names import check_known
 
+from .call import checked_options
 from .calls import HOW, Calls, replace_losses
 from .finder.recognise import targets_of
 from .function import for_modules, one_for_each

@@ -20,9 +20,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from counterpoint.base import Objective
-from counterpoint.names import checked_options
 
-from .embeddings import Call, Embeddings
+from .call import Call, checked_options
+from .embeddings import Embeddings
 from .host import Host, Seam, SeamError
 from .shims.moco import SHIMS
 

@@ -30,10 +30,11 @@ from torch import Tensor, nn
 
 from counterpoint.base import Objective, as_objective
 from counterpoint.batch.pairings import PAIRINGS
-from counterpoint.names import check_known, checked_options
+from counterpoint.names import check_known
 from counterpoint.vectors import unit, widen
 
-from .embeddings import Call, Embeddings
+from .call import Call, checked_options
+from .embeddings import Embeddings
 from .function import for_modules
 from .host import Host, Seam
 from .sites import is_file

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from counterpoint.install import install
-from counterpoint.names import check_known, is_spec
+from counterpoint.names import check_known
+
+from .arguments import is_spec
 
 if TYPE_CHECKING:
     from .host import Host

@@ -37,11 +37,12 @@ from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.names import check_known, checked_options
+from counterpoint.names import check_known
 from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
 
 from . import logits
+from .call import checked_options
 from .encoders import copy_of, follow
 from .host import ONE_WAY, Host, loss_of
 from .texts import Guide, equal_texts, with_ids

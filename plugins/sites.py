@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 import counterpoint
-from counterpoint.names import WHERE, at_path, nearest
+from counterpoint.names import nearest
 
 from .host import SeamError
+from .paths import WHERE, at_path
 
 CHANGING = "changing"  # as --scale: measured in every call
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"  # not torchvision

@@ -4,9 +4,8 @@ import argparse
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from counterpoint.names import no_script
 from counterpoint.plugins import inject, registry
-from counterpoint.plugins.arguments import Parser
+from counterpoint.plugins.arguments import Parser, no_script
 
 from .. import flags
 from .metrics import FILES

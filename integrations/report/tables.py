@@ -8,8 +8,7 @@ from itertools import groupby
 from textwrap import wrap
 from typing import NamedTuple
 
-from counterpoint.names import visible
-
+from ..secrets import visible
 from ..store.files import finite
 from .statistics import ALPHA
 from .summary import Cell, Column, Pooled, Report

@@ -16,9 +16,8 @@ from typing import Any, BinaryIO, Protocol
 import torch
 
 from counterpoint.install import require
-from counterpoint.names import visible
 
-from ..secrets import redacted
+from ..secrets import redacted, visible
 from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
 from .errors import DamagedError, StoreError
 from .files import as_json, atomic, finite, is_metrics, load_checked, now, signature, signed

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from counterpoint.names import at_path
-
+from ..paths import at_path
 from .frames import function_name
 from .functions import fitted, function_of, gradients, nearest
 from .measure import measure

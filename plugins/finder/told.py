@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.names import at_path
 from counterpoint.treatments import PATH
 
+from ..paths import at_path
 from ..sites import is_installed, is_own, names_at
 from .frames import function_name, parameters
 from .records import Finding

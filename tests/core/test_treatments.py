@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -70,22 +68,6 @@ def test_has_the_temperature_and_the_denominator_of_the_loss_that_it_replaces():
         "hcl:t=0.2,denominator=negatives + 0.1*dp; duplicates"
     )
     assert cp.objective("host; duplicates", like=own) == cp.treatment(f"{own}; duplicates")
-
-
-def test_looks_up_names_attributes_and_items_and_nothing_else():
-    names = {"batch": {"doc": [IDS]}, "self": SimpleNamespace(y=IDS)}
-    assert cp.treatment("hcl; ids=batch['doc'][0]").look_up(names)["ids"] is IDS
-    assert cp.treatment('hcl; ids=batch["doc"][-1]').look_up(names)["ids"] is IDS
-    assert cp.treatment("hcl; labels=self.y").look_up(names)["labels"] is IDS
-    with pytest.raises(ValueError, match=r"batch has no \['id'\]: Known: doc\."):
-        cp.treatment("hcl; ids=batch['id']").look_up(names)
-    with pytest.raises(ValueError, match=r"no such name .* Known: y2, self, data\."):  # a module that keeps the labels
-        cp.treatment("hcl; ids=y").look_up({"self": torch.nn.Linear(2, 2), "data": [], "f": len, "y2": IDS})
-    with pytest.raises(ValueError, match=r"self has no \.lables: .* no attribute 'lables'\. Did you mean 'labels'\?"):
-        cp.treatment("hcl; ids=self.lables").look_up({"self": SimpleNamespace(labels=IDS)})
-    for path in ("bacth['doc']", "batch['docs']", "batch['doc'][1]", "self.z"):
-        with pytest.raises(ValueError, match=r"no such name|has no"):
-            cp.treatment(f"hcl; ids={path}").look_up(names)
 
 
 def test_ids_of_anchors_whose_logits_are_those_of_several_groups():

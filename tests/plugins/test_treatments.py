@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import distributed, multiprocessing
 
 import counterpoint as cp
-from counterpoint.names import at_path
 from counterpoint.plugins import inject
+from counterpoint.plugins.paths import at_path, look_up
 
 SCRIPT = """
 import torch, torch.nn.functional as F
@@ -35,6 +36,7 @@ for _ in range(2):
     a, b = (F.normalize(net(x), dim=1) for x in (centers[y] + torch.randn(8, 20), centers[y]))
     loss(a, b, {ids}).backward()
 """
+IDS = torch.tensor([0, 1, 2, 0, 4, 5])
 LINE = next(i for i, line in enumerate(SCRIPT.splitlines(), 1) if "return F.cross_entropy" in line)
 AT_LOGITS = ["logits", "--site", f"toy.py:{LINE}"]
 AT_FUNCTION = ["function", "--replace", "toy.py:loss(a, b)", "--as", "pairing=one_way", "--own", "infonce:t=0.1"]
@@ -174,6 +176,22 @@ def test_a_wrong_path_is_an_error_in_the_first_step(train, path, why):
     """Not once the steps that compare the losses are over."""
     code, said = train([*AT_FUNCTION, "--verify", "2"], "", f"infonce:t=0.1; labels={path}", GRAPHS)
     assert (code, why in said) == (2, True), said
+
+
+def test_looks_up_names_attributes_and_items_and_nothing_else():
+    names = {"batch": {"doc": [IDS]}, "self": SimpleNamespace(y=IDS)}
+    assert look_up(cp.treatment("hcl; ids=batch['doc'][0]"), names)["ids"] is IDS
+    assert look_up(cp.treatment('hcl; ids=batch["doc"][-1]'), names)["ids"] is IDS
+    assert look_up(cp.treatment("hcl; labels=self.y"), names)["labels"] is IDS
+    with pytest.raises(ValueError, match=r"batch has no \['id'\]: Known: doc\."):
+        look_up(cp.treatment("hcl; ids=batch['id']"), names)
+    with pytest.raises(ValueError, match=r"no such name .* Known: y2, self, data\."):  # a module that keeps the labels
+        look_up(cp.treatment("hcl; ids=y"), {"self": torch.nn.Linear(2, 2), "data": [], "f": len, "y2": IDS})
+    with pytest.raises(ValueError, match=r"self has no \.lables: .* no attribute 'lables'\. Did you mean 'labels'\?"):
+        look_up(cp.treatment("hcl; ids=self.lables"), {"self": SimpleNamespace(labels=IDS)})
+    for path in ("bacth['doc']", "batch['docs']", "batch['doc'][1]", "self.z"):
+        with pytest.raises(ValueError, match=r"no such name|has no"):
+            look_up(cp.treatment(f"hcl; ids={path}"), names)
 
 
 def test_looking_up_a_path_makes_no_entry():

@@ -27,7 +27,7 @@ from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.summary import digits
 from counterpoint.integrations.report.words import reading
-from counterpoint.names import visible
+from counterpoint.integrations.secrets import visible
 
 ADNCE = cp.objective("adnce:t=0.15,mu=0.7,sigma=1").label  # with the paper's settings for MUTAG
 
