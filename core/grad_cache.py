@@ -64,10 +64,8 @@ def gradcache(
         z = call(**dict(zip(named, part, strict=True))) if named else call(*part)
         z = z if output is None else output(z)
         if not isinstance(z, Tensor):
-            raise TypeError(
-                f"gradcache: expected a tensor of embeddings from the encoder, got {type(z).__name__}: "
-                "give output=, a function that selects them."
-            )
+            got = f"got {type(z).__name__}: give output=, a function that selects them."
+            raise TypeError(f"gradcache: expected a tensor of embeddings from the encoder, {got}")
         size = next(len(x) for x in part if _has_rows(x))
         if z.dim() < 2 or len(z) != size:
             raise ValueError(f"gradcache: expected a row for each of {size} inputs, got shape {checks.shape(z)}.")

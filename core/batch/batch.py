@@ -206,12 +206,10 @@ class Batch:
         return checks.require_prior(prior)
 
     def _positive_factor(self, weight: Tensor) -> Tensor:
-        shape = checks.require_float(weight, "positive_factor").shape
-        if shape not in ((self.size,), (len(self.raw), self.size)):
-            raise ValueError(
-                f"positive_factor: expected a number per sample, shape ({self.size}), or per view and sample, "
-                f"({len(self.raw)}, {self.size}), got {checks.shape(weight)}."
-            )
+        views, shape = len(self.raw), checks.require_float(weight, "positive_factor").shape
+        if shape not in ((self.size,), (views, self.size)):
+            expected = f"a number per sample, shape ({self.size}), or per view and sample, ({views}, {self.size})"
+            raise ValueError(f"positive_factor: expected {expected}, got {checks.shape(weight)}.")
         return checks.require_finite(weight, "positive_factor")
 
     def _bank(self, z: Tensor) -> Tensor:
@@ -251,9 +249,8 @@ class Batch:
         if not isinstance(keys.shared, bool):
             raise TypeError(f"{name}: shared: expected True or False, got {keys.shared!r}.")
         if not is_number(keys.own_log_weight) or keys.own_log_weight > MAX_LOG_WEIGHT:
-            raise ValueError(
-                f"{name}: own_log_weight: expected a number of at most {MAX_LOG_WEIGHT:g}, got {keys.own_log_weight!r}."
-            )
+            expected = f"expected a number of at most {MAX_LOG_WEIGHT:g}"
+            raise ValueError(f"{name}: own_log_weight: {expected}, got {keys.own_log_weight!r}.")
         log_q = None if log_q is None else checked_log_q(log_q, f"{name}: log_q", rows, self.dtype)
         return keys._replace(embeddings=z, ids=ids, log_q=log_q, positives=keys.columns(self.size, rows))
 
@@ -273,12 +270,9 @@ class Batch:
         listed = [checks.require_float(view, f"guide, view {i}") for i, view in enumerate(listed, 1)]
         if len(listed) == 1 and listed[0].dim() == 3:
             listed = [*listed[0].unbind(1)]
-        shapes = [view.shape[:-1] for view in listed]
-        if shapes != [view.shape[:-1] for view in self.raw]:
-            raise ValueError(
-                f"guide: expected {len(self.raw)} views of {self.size} samples, as the model's, got shapes "
-                f"{', '.join(map(checks.shape, listed))}."
-            )
+        if [view.shape[:-1] for view in listed] != [view.shape[:-1] for view in self.raw]:
+            expected = f"expected {len(self.raw)} views of {self.size} samples, as the model's"
+            raise ValueError(f"guide: {expected}, got shapes {', '.join(map(checks.shape, listed))}.")
         engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
         views = [view.detach().to(self.dtype) for view in listed]
         known: BatchOptions = {"labels": self.labels, "ids": self.ids if self.labels is None else None}
@@ -329,9 +323,8 @@ class Batch:
         if self.log_q is not None and self.queue is not None:
             raise ValueError(f"log_q= is of the batch's keys; those of the {self.bank} are cp.Keys(..., log_q=...).")
         if self.negatives is not None and self.log_q is not None and self.negatives.log_q is None:
-            raise ValueError(
-                "log_q= with negatives=: the hard negatives need log-probabilities too: cp.Keys(negatives, log_q=...)."
-            )
+            hint = "cp.Keys(negatives, log_q=...)"
+            raise ValueError(f"log_q= with negatives=: the hard negatives need log-probabilities too: {hint}.")
         if self.negatives is not None and self.log_q is None and self.negatives.log_q is not None:
             self.log_q = self.negatives.log_q.new_zeros(self.size)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from .. import checks
 from ..engine.chunks import Chunk, loss_in_chunks
 from ..engine.joined import JoinedNegatives
-from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, excluded_by, own_columns
+from ..engine.mask import Mask, Pair
+from ..engine.matrix import MatrixNegatives, Negatives, own_columns
 from ..engine.pairs import PairNegatives
 from ..engine.tiles import TileNegatives
 from ..values import given_by_host, host_values, learned_values, with_host_values
@@ -87,24 +87,17 @@ def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
     return PairNegatives(anchors, keys, own, batch.bound or batch.largest_norm**2, both)
 
 
-def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True, alone: bool = False) -> Mask:
-    """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each.
+def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool) -> Mask:
+    """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
 
-    An anchor's own hard negatives count if ``owned``; ``alone``, they are its only keys.
-    """
-
-    def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
+    def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> Pair | None:
         """Return a value for each anchor and for each key; hard negatives without one get ``missing``."""
         if x is None:
             return None
-        if of_hard is None:
-            of_hard = (x[:1] * 0 + missing).expand((batch.size if alone else batch.total) * hard)
-        elif hard and not alone:
-            of_hard = batch.everyone(of_hard)
-        if alone:
-            return x, of_hard.view(-1, hard)
         keys = batch.everyone(x).repeat(views)
         if hard:  # all samples' first ones, then their second: like views
+            none = (x[:1] * 0 + missing).expand(batch.total * hard)
+            of_hard = none if of_hard is None else batch.everyone(of_hard)
             keys = torch.cat([keys, of_hard.view(-1, hard).T.flatten()])
         return x.repeat(times), keys
 
@@ -113,13 +106,7 @@ def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True,
     ids = pair(batch.ids, of_hard.ids, 0 if batch.ids is None else batch.everyone(batch.ids).amin() - 1)
     log_q = pair(batch.log_q, of_hard.log_q, 0.0)
     log_weight = None if log_q is None else (-log_q[0], -log_q[1])
-    if alone and of_hard.own_log_weight:
-        anchors = batch.views[0].new_zeros(batch.size)
-        anchors, keys = (anchors, anchors.new_zeros(batch.size, hard)) if log_weight is None else log_weight
-        log_weight = anchors, keys + of_hard.own_log_weight
     mask = Mask(batch.total, ids, log_weight=log_weight, zeros=log_weight is not None and has_zeros(log_weight[1]))
-    if alone:
-        return replace(mask, period=None)
     if not hard or (not owned and ids is None and of_hard.shared):  # an anchor's own are excluded like views
         return mask
     own = of_hard.own_log_weight if owned else -math.inf
@@ -128,14 +115,16 @@ def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool = True,
 
 def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> MatrixNegatives:
     """Return each sample's own hard negatives, ``(B, n)``."""
-    assert batch.negatives is not None
-    matrix = (batch.negatives.embeddings @ anchors.unsqueeze(2)).squeeze(2)
-    return masked_matrix(matrix, mask_of(batch, 1, 0, matrix.shape[1], alone=True), optional)
-
-
-def masked_matrix(matrix: Tensor, mask: Mask, optional: bool = False) -> MatrixNegatives:
-    """Return similarities as negatives, without those that ``mask`` excludes."""
-    neg = MatrixNegatives(matrix, *excluded_by(mask, matrix))
+    hard = batch.negatives
+    assert hard is not None
+    matrix = (hard.embeddings @ anchors.unsqueeze(2)).squeeze(2)
+    drop = None if batch.ids is None or hard.ids is None else batch.ids.unsqueeze(1) == hard.ids.view_as(matrix)
+    weight = torch.full_like(matrix, hard.own_log_weight) if hard.own_log_weight else None
+    if hard.log_q is not None:
+        weight = hard.own_log_weight - hard.log_q.view_as(matrix)
+        zero = weight == -math.inf
+        weight, drop = weight.masked_fill(zero, 0.0), zero if drop is None else drop | zero
+    neg = MatrixNegatives(matrix, None, drop, weight)
     neg.optional = optional
     if not optional:
         neg.valid = checks.require_negatives(neg.count)
@@ -148,12 +137,7 @@ def has_zeros(log_weight: Tensor) -> bool:
 
 
 def masked_negatives(
-    batch: Batch,
-    blocks: Sequence[tuple[Tensor, Tensor]],
-    mask: Mask,
-    both: bool = False,
-    optional: bool = False,
-    engine: str = "",
+    batch: Batch, blocks: Sequence[Pair], mask: Mask, both: bool = False, optional: bool = False, engine: str = ""
 ) -> Negatives:
     """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, without those that ``mask`` excludes."""
     engine = engine or batch.engine

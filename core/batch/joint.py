@@ -23,6 +23,7 @@ from ..engine.joined import joined
 from ..engine.matrix import Negatives
 from .batch import Batch
 from .choose_engine import negatives_of, own_negatives
+from .options import HARDNESS
 from .scores import Scores
 
 
@@ -33,22 +34,19 @@ def joint(batch: Batch) -> Scores:
     every = None if batch.negatives is None else batch.negatives.embeddings
     hard = every if batch.negatives is not None and batch.negatives.shared else None
     all_hard = 0 if hard is None else hard.shape[1] * batch.total
-    mode, strength = batch.hardness or (None, 0.0)
-    # hard negatives of the sample that count differently, or that others do not have, are a part of their own
-    apart = every is not None and mode in ("in_batch_negatives", "hard_negatives")
+    mode, strength = batch.hardness or ("", 0.0)
+    of_batch, of_own = (strength if mode in (which, "all_negatives") else 0.0 for which in HARDNESS[:2])
     further = [d for d in batch.directions if d != "query_to_doc"]
-    optional = apart or bool(further)
-    parts: list[tuple[Negatives, int]] = []
-    if apart and every is not None:
+    parts: list[tuple[Negatives, int]]
+    if every is None or of_batch == of_own:
+        neg = negatives_of(batch, [(queries, docs)], hard=every, optional=bool(further))
+        hard_keys = 0 if every is None else every.shape[1] * batch.total
+        parts = [(neg.tilted(of_batch) if of_batch else neg, hard_keys)]
+    else:  # hard negatives of the sample, which count differently, are a part of their own
         neg = negatives_of(batch, [(queries, docs)], hard=hard, owned=False, optional=True)
-        parts.append((neg.tilted(strength) if mode == "in_batch_negatives" else neg, all_hard))
         own = own_negatives(batch, queries[0], optional=True)
-        parts.append((own.tilted(strength) if mode == "hard_negatives" else own, every.shape[1]))
-    else:
-        neg = negatives_of(batch, [(queries, docs)], hard=every, optional=optional)
-        of_batch = 0 if every is None else every.shape[1] * batch.total
-        plain = mode is None or (mode == "hard_negatives" and every is None)
-        parts.append((neg if plain else neg.tilted(strength), of_batch))
+        parts = [(neg.tilted(of_batch) if of_batch else neg, all_hard)]
+        parts.append((own.tilted(of_own) if of_own else own, every.shape[1]))
     for direction in further:
         anchors = queries if direction == "query_to_query" else docs
         keys = queries if direction in ("query_to_query", "doc_to_query") else docs

@@ -111,14 +111,12 @@ def checked_log_q(log_q: Tensor, what: str, rows: int, dtype: torch.dtype) -> Te
     """Check the log-probabilities with which keys were drawn."""
     if checks.require_float(log_q, what).numel() != rows or (what == "log_q" and log_q.dim() != 1):
         raise ValueError(f"{what}: expected a number per key, {rows} in all, got shape {checks.shape(log_q)}.")
-    if checks.wanted(log_q) and not bool((log_q >= -MAX_LOG_WEIGHT).all()):
-        raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
-    if (
-        checks.wanted(log_q)
-        and bool(((log_q >= 0) & (log_q <= 1)).all())
-        and bool(((log_q > 0) & (log_q < 0.69)).any())
-    ):
-        warnings.warn(f"{what}: expected log-probabilities, got numbers from 0 to 1: of p, pass p.log().", stacklevel=2)
+    if checks.wanted(log_q):
+        if not bool((log_q >= -MAX_LOG_WEIGHT).all()):
+            raise ValueError(f"{what}: expected log-probabilities of at least -{MAX_LOG_WEIGHT:g}, not probabilities.")
+        if bool(((log_q >= 0) & (log_q <= 1)).all() & ((log_q > 0) & (log_q < 0.69)).any()):
+            got = "got numbers from 0 to 1: of p, pass p.log()"
+            warnings.warn(f"{what}: expected log-probabilities, {got}.", stacklevel=2)
     return log_q.detach().to(dtype).reshape(-1)
 
 

@@ -33,7 +33,7 @@ from ..engine.tiles import LIMITED
 from ..names import check_known
 from ..vectors import widen
 from .batch import Batch
-from .choose_engine import Part, has_zeros, masked_matrix, masked_negatives, negatives_of, own_negatives, pairs_of
+from .choose_engine import Part, has_zeros, masked_negatives, negatives_of, own_negatives, pairs_of
 from .joint import joint
 from .options import Keys
 from .rules import limits, rounded_up
@@ -260,8 +260,8 @@ def _queue(batch: Batch) -> Scores:
     bank, mask = batch.queue, _mask_of_bank(batch, batch.queue)
     neg: Negatives
     if batch.labels is not None and mask.ids is not None:
-        matrix = anchors @ bank.embeddings.T
-        neg, same = masked_matrix(matrix, mask), mask.ids[0].unsqueeze(1) == mask.ids[1]
+        neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask, engine="matrix")
+        matrix, same = matrix_of(neg), mask.ids[0].unsqueeze(1) == mask.ids[1]
         pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
     else:
         neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
@@ -321,10 +321,8 @@ def _check_views(batch: Batch, name: str) -> None:
         hint = f"{checks.hint_of_logits(batch.raw[0])} If the tensor holds both views: loss_fn(*z.chunk(2))."
         raise ValueError(f"the pairing {name} needs {wanted}, got {len(batch.raw)}.{hint * (len(batch.raw) == 1)}")
     if batch.total < 2 and (batch.negatives is None or name in ("single", "joint")):
-        raise ValueError(
-            "a batch of one sample has no negatives: batches need at least 2 samples; a loader's drop_last=True "
-            "leaves out a last, smaller one."
-        )
+        hint = "batches need at least 2 samples; a loader's drop_last=True leaves out a last, smaller one"
+        raise ValueError(f"a batch of one sample has no negatives: {hint}.")
 
 
 def _scores(
@@ -374,8 +372,6 @@ def _per_anchor(x: Tensor, pos: Tensor) -> Tensor:
     """Return the number of each anchor, ``(anchors, 1)``, given one per sample, or one per view and sample."""
     flat = x.to(pos.dtype).flatten()
     if len(flat) not in (x.shape[-1], len(pos)):
-        raise ValueError(
-            f"positive_factor: {checks.shape(x)} is a number per view, but the pairing has {len(pos)} anchors: give "
-            f"one per sample, shape ({x.shape[-1]})."
-        )
+        but = f"the pairing has {len(pos)} anchors: give one per sample, shape ({x.shape[-1]})"
+        raise ValueError(f"positive_factor: {checks.shape(x)} is a number per view, but {but}.")
     return flat.repeat(len(pos) // len(flat)).unsqueeze(1)

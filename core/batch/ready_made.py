@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .. import checks
 from ..checks import is_number
+from ..engine.mask import Pair
 from ..engine.matrix import MatrixNegatives, Negatives
 from ..engine.matrix import matrix_of as matrix_of  # for objectives, which do not import the engine
 from ..names import check_known
@@ -24,11 +25,7 @@ EMPTY = ("error", "warn", "zero")
 
 
 def scores_from_matrices(
-    pos: Tensor,
-    neg: Tensor | Negatives,
-    mask: Tensor | None,
-    pos_mask: Tensor | None,
-    guide: tuple[Tensor, Tensor] | None,
+    pos: Tensor, neg: Tensor | Negatives, mask: Tensor | None, pos_mask: Tensor | None, guide: Pair | None
 ) -> Scores:
     """Build scores from matrices of similarities; see :meth:`counterpoint.Objective.from_scores`."""
     pos = score_columns(pos, "pos")
@@ -237,10 +234,9 @@ def _labels_of(logits: Tensor, labels: Tensor | None) -> Tensor:
         if labels.dtype == torch.bool:
             return labels
         if checks.wanted(labels) and bool(((labels != 0) & (labels != labels.amax(1, keepdim=True))).any()):
-            raise ValueError(
-                "labels: expected zero, or one number for all positives of a row (one-hot), got several: targets that "
-                "are neither positives nor negatives (label smoothing, distillation) are targets=."
-            )
+            hint = "targets that are neither positives nor negatives (label smoothing, distillation) are targets="
+            one = "one number for all positives of a row (one-hot)"
+            raise ValueError(f"labels: expected zero, or {one}, got several: {hint}.")
         return labels > 0
     if labels.dtype == torch.bool:
         raise ValueError(f"labels: expected booleans of shape {checks.shape(logits)}, got {checks.shape(labels)}.")

@@ -107,9 +107,8 @@ def as_rules(value: object) -> tuple[Rule, ...]:
     wrong = [rule for rule in rules if not isinstance(rule, Rule)]
     if wrong or (value is not None and not rules):
         what = f"{wrong[0]!r} ({type(wrong[0]).__name__})" if wrong else repr(value)
-        raise TypeError(
-            f"false_negatives: expected a rule, cp.margin(0.1) or cp.threshold(0.9), or a list of rules, got {what}."
-        )
+        expected = "expected a rule, cp.margin(0.1) or cp.threshold(0.9), or a list of rules"
+        raise TypeError(f"false_negatives: {expected}, got {what}.")
     if len({rule.hard for rule in rules}) > 1:
         raise ValueError("false_negatives: all rules need the same hard=, got True and False.")
     return rules
@@ -141,9 +140,8 @@ def guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:
         return widen(guide.detach()).to(s)
     pair = guide if isinstance(guide, (list, tuple)) else (None, guide)
     if len(pair) != 2 or not isinstance(pair[1], Tensor) or len(pair[1]) != s.shape[-1]:
-        raise ValueError(
-            f"treatment: guide: expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys."
-        )
+        expected = f"expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys"
+        raise ValueError(f"treatment: guide: {expected}.")
     keys = unit(widen(pair[1].detach()).to(s))
     anchors = keys[columns] if pair[0] is None else unit(widen(pair[0].detach()).to(s))
     return anchors @ keys.T

@@ -65,9 +65,7 @@ class JoinedNegatives(Negatives):
             part.set_guide(by)
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        return self._over_parts(
-            lambda part: part.logsumexp(f, *per_anchor, guided=guided), lambda x: x.logsumexp(1, keepdim=True)
-        )
+        return self._together(torch.logsumexp, [part.logsumexp(f, *per_anchor, guided=guided) for part in self.parts])
 
     def mean(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         counts = self.counts  # ahead of the means
@@ -80,19 +78,17 @@ class JoinedNegatives(Negatives):
         return means if many else means[0]
 
     def max(self) -> Tensor:
-        return self._over_parts(lambda part: part.max(), lambda x: x.amax(1, keepdim=True))  # type: ignore[no-any-return]
+        return self._together(torch.amax, [part.max() for part in self.parts])  # type: ignore[no-any-return]
 
     def min(self) -> Tensor:
-        return self._over_parts(lambda part: part.min(), lambda x: x.amin(1, keepdim=True))  # type: ignore[no-any-return]
+        return self._together(torch.amin, [part.min() for part in self.parts])  # type: ignore[no-any-return]
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> Negatives:
         if guide is not None and not isinstance(guide, JoinedNegatives):
             raise TypeError("the guide's negatives have other parts than the model's.")
         guides = [None] * len(self.parts) if guide is None else guide.parts
-        parts = [
-            part.excluding(most, by, hard if exempt else 0)
-            for part, by, hard in zip(self.parts, guides, self.hard, strict=True)
-        ]
+        exempts = self.hard if exempt else [0] * len(self.parts)
+        parts = [part.excluding(most, by, n) for part, by, n in zip(self.parts, guides, exempts, strict=True)]
         kept = JoinedNegatives(parts, self.hard, limited=True)
         kept.group = self.group
         return kept
@@ -107,10 +103,9 @@ class JoinedNegatives(Negatives):
             whole.valid = self.valid * checks.require_negatives(whole.count, LIMITED)
         return whole
 
-    def _over_parts(self, reduce: Callable[[Negatives], Any], together: Callable[[Tensor], Tensor]) -> Any:
-        found = [reduce(part) for part in self.parts]
+    def _together(self, reduce: Callable[..., Tensor], found: Sequence[Any]) -> Any:
         many = isinstance(found[0], tuple)
-        results = tuple(together(torch.cat(x, 1)) for x in (zip(*found, strict=True) if many else [found]))
+        results = tuple(reduce(torch.cat([*x], 1), 1, True) for x in (zip(*found, strict=True) if many else [found]))
         if self.limited:  # a matrix without negatives has the smallest number instead of minus infinity
             lowest = torch.finfo(results[0].dtype).min / 2
             left = (results[0].detach() > lowest) & (results[0].detach() < math.inf)

@@ -17,6 +17,8 @@ LOG2E = 1 / math.log(2)  # exponents of tiles are in units of log 2
 
 COUNTED = 2**20  # pairs that are counted together
 
+Pair = tuple[Tensor, Tensor]  # of the anchors and of their keys
+
 
 class Tile(NamedTuple):
     """A rectangle of similarities, and how its keys count.
@@ -71,7 +73,7 @@ class Limits:
     """Largest similarities that negatives may have, a number per anchor, by the embeddings or by those of a guide."""
 
     most: Tensor  # (anchors, 1)
-    guide: tuple[Tensor, Tensor] | None = None  # embeddings of the anchors (n, w) and of the keys (N, w)
+    guide: Pair | None = None  # embeddings of the anchors (n, w) and of the keys (N, w)
     exempt: int | None = None  # keys from this one on stay
     scale: float = 1.0  # factor of the similarities in a tile
     offset: float = 0.0  # and what is added to them
@@ -100,16 +102,16 @@ class Mask:
     Key ``j`` is a view, or a hard negative, of the sample of anchor ``i`` if ``j - i`` is a multiple of ``period``.
     Views of the same sample are excluded or, with ``ids`` of the anchors and of the keys, keys with the anchor's id.
     A key counts ``exp(log_weight)`` times; minus infinity excludes it. Weights, too, are those of the anchors, if these
-    are keys, and of the keys. Where each anchor has its own keys, ids and weights of keys are ``(anchors, keys)``.
+    are keys, and of the keys.
     """
 
     period: int | None = None
-    ids: tuple[Tensor, Tensor] | None = None
+    ids: Pair | None = None
     hard: int | None = None  # number of the first hard negative, from which on all keys are hard negatives
     own_log_weight: float = 0.0  # added to the log-weights of an anchor's own hard negatives
     others: bool = True  # whether the hard negatives of other samples count
     positives: Tensor | None = None  # (anchors, P) rows of keys that do not count for an anchor, padded with -1
-    log_weight: tuple[Tensor, Tensor] | None = None
+    log_weight: Pair | None = None
     zeros: bool = False  # whether any of these may be minus infinity
     limits: Limits | None = None  # exclude keys that are too similar
     strength: float = 0.0  # each key counts exp(strength s) times besides, with the similarity s as a constant
@@ -139,7 +141,7 @@ class Mask:
         height, width = tile.shape
         start, weights = tile.keys.start - tile.rows.start - self.first, []
         if self.log_weight is not None:
-            weights = [_of_keys(self.log_weight[1], tile), self.log_weight[0][tile.rows].unsqueeze(1)]
+            weights = [self.log_weight[1][tile.keys], self.log_weight[0][tile.rows].unsqueeze(1)]
         if self.strength and s is not None:
             tilt = torch.mul(s, self.strength, out=workspace("tilt", (height, width)))
             weights = [tilt.add_(weights[0]) if weights else tilt]
@@ -152,7 +154,7 @@ class Mask:
         if self.ids is None:
             fill_diagonals(keep.fill_(1.0)[:, :views], self._offsets(height, views, start), 0.0)
         else:
-            different = self.ids[0][tile.rows].unsqueeze(1) != _of_keys(self.ids[1], tile)
+            different = self.ids[0][tile.rows].unsqueeze(1) != self.ids[1][tile.keys]
             keep = different.to(keep.dtype) if checks.traced() else keep.copy_(different)
         # 2. hard negatives: whose, and the weight of an anchor's own
         if views < width and not (self.others and self.own_log_weight == 0):
@@ -214,12 +216,7 @@ class Mask:
         return range(1 - height + (height - 1 - start) % self.period, width, self.period)
 
 
-def _of_keys(x: Tensor, tile: Tile) -> Tensor:
-    """Return the values of a tile's keys, of which each anchor may have its own."""
-    return x[tile.keys] if x.dim() == 1 else x[tile.rows, tile.keys]
-
-
-def by_guide(guide: tuple[Tensor, Tensor], tile: Tile, workspace: Workspace) -> Tensor:
+def by_guide(guide: Pair, tile: Tile, workspace: Workspace) -> Tensor:
     """Compute the similarities of a tile by the guide's embeddings of the anchors and of the keys."""
     anchors, keys = guide[0][tile.rows], guide[1][tile.keys]
     return torch.mm(anchors, keys.t(), out=workspace("guide", (len(anchors), len(keys))))

@@ -15,6 +15,8 @@ from .. import checks
 from .matrix import MatrixNegatives, Product
 from .quadratic import SAFE, Quadratics, with_constants
 
+Coefficients = tuple[float, float, float]
+
 
 class LogSumExpOfPairs(torch.autograd.Function):
     """Row-wise log-sum-exps ``(n, 1)`` of functions of similarities, without ``own`` ones; and these, ``(n, P)``.
@@ -26,13 +28,7 @@ class LogSumExpOfPairs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        left: Tensor,
-        right: Tensor,
-        own: Tensor,
-        functions: Sequence[tuple[float, float, float]],
-        safe: bool,
-        both: bool,
+        ctx: Any, left: Tensor, right: Tensor, own: Tensor, functions: Sequence[Coefficients], safe: bool, both: bool
     ) -> tuple[Tensor, ...]:
         own = own[: left.shape[0]] if both else own
         s = left.mm(right.t())
@@ -125,14 +121,11 @@ class PairNegatives(MatrixNegatives):
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
         first = "scores" not in vars(self) and not guided and torch.is_grad_enabled() == self._differentiated
-        functions, constants = (first and Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype)) or (
-            None,
-            [],
-        )
-        if functions is not None and (fixed := functions.fixed) is not None:
-            safe = functions.bounded(self.bound, SAFE)
+        traced = Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype) if first else None
+        if traced is not None and (fixed := traced[0].fixed) is not None:
+            safe = traced[0].bounded(self.bound, SAFE)
             if safe or not self.both:
                 found = LogSumExpOfPairs.apply(self.left, self.right, self.own, fixed, safe, self.both)
                 vars(self).setdefault("pos", found[-1])
-                return with_constants(constants, found[:-1])
+                return with_constants(traced[1], found[:-1])
         return super().logsumexp(f, *per_anchor, guided=guided)

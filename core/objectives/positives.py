@@ -186,10 +186,7 @@ class DebiasedPositives(Objective, name="debpos"):
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     prior: Real = Real(
-        above=0,
-        below=1,
-        default=0.1,
-        doc="``tau+``, the share of negatives that are false; or one per sample in the call",
+        above=0, below=1, default=0.1, doc="``tau+``, the share of false negatives; or one per sample in the call."
     )
     aggregation: Choice[Literal["combination", "group_mean", "group_sum"]] = Choice(
         "combination", "group_mean", "group_sum", default="combination", doc="See the details."
