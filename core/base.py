@@ -350,10 +350,8 @@ class Sum(Objective):
         raise TypeError(f"{self}: a sum has no parameters of its own; replace those of its terms.")
 
     def _text(self, detail: str) -> str:
-        return " + ".join(
-            (f"{text(w)}*" if w != 1.0 else "") + ("({})" if isinstance(part, Sum) else "{}").format(part._text(detail))
-            for w, part in self.terms()
-        )
+        terms = [(w, "({})" if isinstance(part, Sum) else "{}", part._text(detail)) for w, part in self.terms()]
+        return " + ".join(("" if w == 1.0 else f"{text(w)}*") + form.format(of_part) for w, form, of_part in terms)
 
     def to_dict(self) -> dict[str, Any]:
         terms = [[w if isinstance(w, float) else text(w), part.to_dict()] for w, part in self.terms()]

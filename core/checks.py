@@ -117,8 +117,7 @@ def require_views(views: Sequence[Any], queued: bool) -> list[Tensor]:
             call = "loss_fn(*views)" if i == 1 else "loss_fn(z1, z2), and pass the rest by name, such as labels="
             raise TypeError(f"view {i}: expected a tensor, got {type(view).__name__}: call {call}.")
         if not require_tensor(view, f"view {i}").is_floating_point():
-            labels = "Pass labels by name, labels=...; for logits, call from_logits(logits, labels)."
-            hint = f" {labels}" if is_whole(view) else ""
+            hint = " Pass labels by name, labels=...; for logits, call from_logits(logits, labels)." * is_whole(view)
             raise TypeError(f"view {i}: expected floating-point values, got {view.dtype}.{hint}")
     if not views:
         raise ValueError("no embeddings: call with the views of a batch, loss_fn(z1, z2).")

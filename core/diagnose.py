@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
-from functools import partial
 from io import BytesIO
 from itertools import count, cycle
 from pathlib import Path
@@ -121,29 +120,23 @@ def figure(width: float = 6.8, height: float = 4.2) -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.text import Text
     except ImportError as error:
         raise ImportError(f"plots need matplotlib: {install('plots')}") from error
-    empty = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(empty)
-    # notebooks show it, although pyplot, which they would ask, has not made it
-    setattr(empty, "_repr_png_", partial(_png, empty))  # noqa: B010  # no type knows this name
-    setattr(empty, "draw", partial(_draw, empty))  # noqa: B010
-    return empty
 
+    class Drawing(Figure):
+        def draw(self, renderer: Any) -> None:
+            for text in self.findobj(Text):
+                text.set_parse_math(False)  # a $ of a label does not begin a formula
+            super().draw(renderer)
 
-def _draw(figure: Figure, renderer: Any) -> None:
-    """Draw a figure with names as they are: a ``$`` of a label does not begin a formula."""
-    from matplotlib.text import Text
+        def _repr_png_(self) -> bytes:  # for notebooks, which would ask pyplot
+            self.savefig(file := BytesIO(), format="png")
+            return file.getvalue()
 
-    for text in figure.findobj(Text):
-        text.set_parse_math(False)
-    type(figure).draw(figure, renderer)
-
-
-def _png(figure: Figure) -> bytes:
-    file = BytesIO()
-    figure.savefig(file, format="png")
-    return file.getvalue()
+    drawing = Drawing(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing
 
 
 def tidy(axes: Axes, grid: Any = "both") -> None:

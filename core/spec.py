@@ -1,20 +1,18 @@
 """The grammar of specs, ``arcl(adnce:mu=0.7,t=0.2) + 0.1*dp``. See :func:`counterpoint.objective`."""
 
 import math
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
 
-from .names import IMPORT, OBJECTIVES, nearest, unknown_objective
+from .names import nearest
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _SPACES = re.compile(r"\s*")
-_OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)\b(?!\s*=)")
 _LIST = re.compile(r"\s*\w+\s*(,)")
 _DECIMAL = re.compile(r"(?:=|(?<![eE])\+|^)\s*-?\d+(,)\d")
 _TOLD = re.compile(r",\s*((?:duplicates|ids|labels|guide|log_q|index)\b[^,;]*)")
@@ -42,15 +40,6 @@ class SpecError(ValueError):
         line, at = self.text[start:].split("\n")[0].replace("\t", " "), self.position - start
         left = max(0, at - WIDTH)  # of a long line, its part around the error
         return f"{self.message}\n  {line[left : at + WIDTH]}\n  {' ' * (at - left)}^"
-
-
-def check_names(text: str) -> None:
-    """Raise for an objective that nobody has defined, without importing torch; :func:`parse` finds all other errors."""
-    refuse_list(text)
-    for match in _OBJECTIVE.finditer(text.partition(";")[0]):
-        unknown = match[1] not in (*CALLS, *OBJECTIVES) and IMPORT not in os.environ
-        if unknown and not metadata.entry_points(group="counterpoint.objectives"):
-            raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
 
 def refuse_list(text: str) -> None:

@@ -103,10 +103,7 @@ class Schedule(nn.Module):
         if not checks.is_number(steps) or steps != int(steps) or steps < 1:
             raise ValueError(f"Schedule: steps must be a whole number, at least 1, got {steps!r}.")
         check_known("Schedule: unknown shape", shape, get_args(Shape))
-        self.start: float = float(start)
-        self.end: float = float(end)
-        self.steps: int = int(steps)
-        self.shape = shape
+        self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> Tensor:
@@ -165,9 +162,7 @@ class Learned(nn.Module):
             hint = " A value that may be negative needs low= and high= too." * (checks.is_number(init) and init <= 0)
             got = f"got init={init!r}, low={low!r}, high={high!r}"
             raise ValueError(f"Learned: expected low <= init <= high, {got}.{hint}")
-        self.start: float = float(init)
-        self.low: float = float(low)
-        self.high: float = float(high)
+        self.start, self.low, self.high = float(init), float(low), float(high)
         if self.low > 0:
             self.log_value: nn.Parameter = nn.Parameter(torch.tensor(math.log(init)))
         else:

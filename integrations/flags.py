@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import Field, fields
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from counterpoint.names import OBJECTIVES, nearest
+from counterpoint.names import IMPORT, OBJECTIVES, nearest, unknown_objective
+from counterpoint.spec import CALLS, SpecError, refuse_list
 
 from .domain import about, default, domain
 from .trackers import NAMES as TRACKERS
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_OBJECTIVE = re.compile(r"(?:^|[(+*])\s*([A-Za-z_][A-Za-z0-9_]*)\b(?!\s*=)")
 DEVICES = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
@@ -257,7 +261,6 @@ def chosen(arguments: argparse.Namespace, settings: type) -> dict[str, Any]:
 def spec(text: str, paths: bool = False) -> str:
     """A type for argparse: the canonical text of a spec, with ``paths`` or without; unknown names are refused first."""
     import counterpoint as cp
-    from counterpoint.spec import check_names
 
     name, comma, rest = text.partition(",")
     if comma and name in (*OBJECTIVES, "host"):
@@ -270,6 +273,15 @@ def spec(text: str, paths: bool = False) -> str:
     for name, path in ({} if paths else getattr(loss_fn, "paths", {})).items():
         raise argparse.ArgumentTypeError(f"{name}={path}: only inject, compare and race look up names of a script")
     return str(loss_fn)
+
+
+def check_names(text: str) -> None:
+    """Raise for an objective that nobody has defined, without importing torch; :func:`spec` finds all other errors."""
+    refuse_list(text)
+    for match in _OBJECTIVE.finditer(text.partition(";")[0]):
+        unknown = match[1] not in (*CALLS, *OBJECTIVES) and IMPORT not in os.environ
+        if unknown and not metadata.entry_points(group="counterpoint.objectives"):
+            raise SpecError(unknown_objective(match[1], OBJECTIVES), text, match.start(1))
 
 
 def whole(low: int) -> Callable[[str], int]:

@@ -112,8 +112,10 @@ class Batch:
     def views(self) -> list[Tensor]:
         if self._views is not None:
             return self._views
-        if self._stackable():
-            self._stack, _, *self._views = UnitViews.apply(self._eps(self.raw[0]), self.dtype, *self.raw)
+        first, *others = self.raw
+        alike = all(v.dtype == first.dtype and v.requires_grad == first.requires_grad for v in others)
+        if alike and self.normalize and first.dim() == 2 and not checks.traced():
+            self._stack, _, *self._views = UnitViews.apply(self._eps(first), self.dtype, *self.raw)
         else:
             self.check_finite()
             self._views = [self._prepared(v, f"view {i}") for i, v in enumerate(self.raw, 1)]
@@ -126,13 +128,6 @@ class Batch:
         self.check_finite()
         return self._prepared(self.raw[i], f"view {i + 1}")
 
-    def _stackable(self) -> bool:
-        """Whether the views can be normalized together."""
-        first, *others = self.raw
-        if not self.normalize or first.dim() != 2 or checks.traced():
-            return False
-        return all(v.dtype == first.dtype and v.requires_grad == first.requires_grad for v in others)
-
     def stack(self, views: Sequence[Tensor]) -> Tensor:
         """Stack some views below one another."""
         if len(views) == 1:
@@ -142,11 +137,6 @@ class Batch:
         if self._stack is None:
             self._stack = torch.cat(self.views)
         return self._stack
-
-    @property
-    def half(self) -> torch.dtype | None:
-        """bfloat16 if embeddings came in it: unit vectors, and gradients of any size, can be multiplied in it."""
-        return torch.bfloat16 if self.normalize and self.raw[0].dtype == torch.bfloat16 else None
 
     @property
     def bound(self) -> float | None:

@@ -90,7 +90,7 @@ def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool) -> Mask:
     """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
 
-    def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> Pair | None:
+    def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
         """Return a value for each anchor and for each key; hard negatives without one get ``missing``."""
         if x is None:
             return None
@@ -154,7 +154,8 @@ def masked_negatives(
         neg = MatrixNegatives.of(blocks, mask, both)
     elif engine == "fused":
         fused = import_module("counterpoint.experimental.fused")  # imports Triton
-        neg = fused.FusedNegatives(blocks, both, mask, batch.bound, batch.half)
+        half = batch.normalize and batch.raw[0].dtype == torch.bfloat16  # then it can be multiplied in it
+        neg = fused.FusedNegatives(blocks, both, mask, batch.bound, torch.bfloat16 if half else None)
     else:
         neg = TileNegatives(blocks, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
     neg.optional = optional

@@ -61,9 +61,9 @@ def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tens
     return full
 
 
-def as_negatives(neg: Tensor | Negatives) -> Negatives:
+def as_negatives(neg: Tensor | Negatives, anchors: int | None = None) -> Negatives:
     """Wrap a matrix of scores as negatives; return negatives as they are."""
-    return neg if isinstance(neg, Negatives) else MatrixNegatives(score_matrix(neg))
+    return neg if isinstance(neg, Negatives) else MatrixNegatives(score_matrix(neg, anchors))
 
 
 def score_matrix(neg: Tensor, anchors: int | None = None) -> Tensor:
@@ -80,19 +80,16 @@ def _rows(neg: Tensor, anchors: int | None) -> Tensor:
 
 
 def _negatives(neg: Tensor | Negatives, mask: Tensor | None, anchors: int) -> Negatives:
-    if isinstance(neg, Negatives):
-        if mask is not None:
-            raise ValueError(f"mask: goes with a matrix of negatives, got {type(neg).__name__}.")
-        return neg
     if mask is None:
-        return MatrixNegatives(score_matrix(neg, anchors))
+        return as_negatives(neg, anchors)
+    if isinstance(neg, Negatives):
+        raise ValueError(f"mask: goes with a matrix of negatives, got {type(neg).__name__}.")
     _rows(neg, anchors)
     if checks.require_tensor(mask, "mask").shape != neg.shape or mask.dtype != torch.bool:
         got = f"{checks.shape(mask)} of {mask.dtype}"
         raise ValueError(f"mask: expected booleans of shape {checks.shape(neg)}, got {got}.")
     valid = checks.require_negatives(mask.sum(1, keepdim=True))
-    # masked values may be anything, NaN included; zero keeps them out of gradients too
-    clean = torch.where(mask, widen(neg), torch.zeros_like(neg, dtype=widen(neg).dtype))
+    clean = widen(neg).masked_fill(~mask, 0.0)  # masked values may be anything, NaN included
     found = MatrixNegatives(checks.require_finite(clean, "neg"), drop=~mask)
     found.valid = valid
     return found

@@ -42,14 +42,6 @@ class TilePass:
         """Return the same pass with other tensors in its functions."""
         return replace(self, functions=self.functions.with_tensors(tensors)) if tensors else self
 
-    @property
-    def weights_keys(self) -> bool:
-        """Whether an anchor's gradient is the sum of its keys times exponentials, up to a factor of the anchor.
-
-        If the keys have no gradient, as those of a queue, this sum, of the forward pass, is all that is needed.
-        """
-        return self.accumulator is SumExp and self.overwrites() and not self.mirrored
-
     def overwrites(self) -> bool:
         """Return whether functions are computed in the place of the similarities."""
         return self.functions.scale != 1.0
@@ -81,12 +73,6 @@ class TilePass:
         return torch.addmm(out, a, b.t(), beta=0, alpha=self.functions.scale, out=out)
 
 
-def upstream_gradients(functions: Functions, accumulator: Accumulator, gradients: Tensor) -> list[Tensor]:
-    """Return the gradients of each function's values, without the factors that differ from tile to tile."""
-    scaled = accumulator.scale_gradients(gradients)
-    return [functions.fold_slope(k, g) for k, g in enumerate(scaled.unbind())]
-
-
 class ReduceTiles(checks.Once):
     """A :class:`TilePass` as a function of embeddings, and of the tensors of its functions."""
 
@@ -97,10 +83,13 @@ class ReduceTiles(checks.Once):
         # 1. how many pairs to store: all of a chunk or a small batch; else as many as the embeddings have numbers
         size, pairs = left.numel() + (0 if tile_pass.same else right.numel()), len(left) * len(right)
         capacity = sys.maxsize if tile_pass.workspace or pairs <= STORED else max(STORED // 4, size // 2)
-        weighted: Tensor | None = None  # the sum of keys times their exponentials, (n, d)
+        # an anchor's gradient may be the sum of its keys times exponentials, up to a factor: if the keys have no
+        # gradient, as those of a queue, this sum, (n, d), is all that is needed
+        weighted: Tensor | None = None
+        sums_keys = tile_pass.accumulator is SumExp and tile_pass.overwrites() and not tile_pass.mirrored
         if not any(ctx.needs_input_grad):
             capacity = 0
-        elif ctx.needs_input_grad[1] and other is not None and not ctx.needs_input_grad[2] and tile_pass.weights_keys:
+        elif sums_keys and ctx.needs_input_grad[1] and other is not None and not ctx.needs_input_grad[2]:
             weighted, capacity = torch.zeros_like(left), 0
         capacity //= math.prod(tile_pass.shape)
         # 2. all tiles; the first ones are stored, as similarities or as exponentials
@@ -141,8 +130,8 @@ class ReduceTiles(checks.Once):
         relative, unit = normalized_gradients(gradients)
         if ctx.weighted:
             weighted, *state = ctx.saved_tensors
-            (factor,) = upstream_gradients(tile_pass.functions, tile_pass.accumulator(tile_pass.count, state), relative)
-            factor = factor if unit is None else factor * unit
+            (scaled,) = tile_pass.accumulator(tile_pass.count, state).scale_gradients(relative)
+            factor = tile_pass.functions.fold_slope(0, scaled if unit is None else scaled * unit)
             return None, weighted * factor.unsqueeze(1), None
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
@@ -151,7 +140,8 @@ class ReduceTiles(checks.Once):
         tensors, state = rest[:number], rest[number:]
         tile_pass = tile_pass.with_tensors(tensors)
         functions, accumulator = tile_pass.functions, tile_pass.accumulator(tile_pass.count, state)
-        upstream = upstream_gradients(functions, accumulator, relative)  # (n,) each
+        # (n,) each, without the factors that differ from tile to tile
+        upstream = [functions.fold_slope(k, g) for k, g in enumerate(accumulator.scale_gradients(relative))]
         # 2. buffers; those of a learned softplus need the gradient of the anchors
         learned = functions if isinstance(functions, Softplus) and tensors else None
         d_left = torch.zeros_like(left) if ctx.needs_input_grad[1] or learned else None

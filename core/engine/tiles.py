@@ -172,9 +172,6 @@ class TileNegatives(Negatives):
         matrix.group, matrix.guide = self.group, self.guide
         return self._with_count(matrix)
 
-    def split(self) -> Sequence[Negatives]:
-        return self.materialized().split() if self.cacheable else [self]
-
     def materialized(self) -> Negatives:
         if self.cacheable and self._matrix is None:
             with torch.enable_grad():

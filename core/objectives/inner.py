@@ -116,9 +116,7 @@ def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor, Tensor
 
     Where it does, ``l`` is the largest negative. The difference keeps the digits of similarities that are close.
     """
-    blocks = [(part, part.max()) for part in neg.split()]  # a block of anchors stays in the cache
-    results = [(top, *_threshold(part, bound, top)) for part, top in blocks]
-    return tuple(map(torch.cat, zip(*results, strict=True)))  # type: ignore[return-value]
+    return (top := neg.max()), *_threshold(neg, bound, top)
 
 
 def _threshold(

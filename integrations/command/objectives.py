@@ -13,7 +13,6 @@ from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 from counterpoint.names import registry
-from counterpoint.spec import check_names
 
 from .. import evidence, flags
 
@@ -40,7 +39,7 @@ def _check(arguments: argparse.Namespace) -> None:
     """Raise an error for unknown names of objectives; called before torch is imported."""
     for word in arguments.spec:
         if word.split(":")[0] not in registry:  # in a notebook, it may have objectives of the reader's own
-            check_names(word)
+            flags.check_names(word)
 
 
 def command(arguments: argparse.Namespace) -> int:

@@ -19,8 +19,8 @@ from processes import fresh
 
 import counterpoint as cp
 from counterpoint import api
+from counterpoint.integrations.flags import check_names
 from counterpoint.names import BUILT_IN, ELSEWHERE, OBJECTIVES
-from counterpoint.spec import check_names
 
 ORDERS = [
     "import counterpoint.base, counterpoint.grad_cache",
@@ -207,7 +207,8 @@ def test_unknown_objectives_are_found_without_torch(spec, position):
         cp.objective(spec)
     code = f"""
 import sys
-from counterpoint.spec import SpecError, check_names
+from counterpoint.integrations.flags import check_names
+from counterpoint.spec import SpecError
 try:
     check_names({spec!r})
 except SpecError as error:
@@ -218,7 +219,7 @@ except SpecError as error:
 
 @pytest.mark.parametrize("spec", ["mine", "arcl(mine:t=1)"])
 def test_objectives_of_installed_packages_are_not_refused(monkeypatch, spec):
-    monkeypatch.setattr("counterpoint.spec.metadata.entry_points", lambda group: ["an entry point"])
+    monkeypatch.setattr("counterpoint.integrations.flags.metadata.entry_points", lambda group: ["an entry point"])
     check_names(spec)
 
 
@@ -232,7 +233,7 @@ import os
 os.chdir({str(tmp_path)!r})
 os.environ["COUNTERPOINT_IMPORT"] = "mine"
 from counterpoint.integrations.store import versions
-from counterpoint.spec import check_names
+from counterpoint.integrations.flags import check_names
 import counterpoint as cp
 check_names("mine:t=1")
 print(cp.objective("arcl(mine:t=0.1)"), versions().get("COUNTERPOINT_IMPORT"))
