@@ -404,10 +404,8 @@ def from_dict(data: dict[str, Any]) -> Objective:
     >>> cp.from_dict(cp.DCL(0.2).to_dict()) == cp.DCL(0.2)
     True
     """
-    if not isinstance(data, dict) or "name" not in data:
-        raise ValueError(f'from_dict: expected a dict with "name", got {data!r}.')
-    if not isinstance(name := data["name"], str):
-        raise ValueError(f"from_dict: expected the name of an objective, got {name!r}.")
+    if not isinstance(data, dict) or not isinstance(name := data.get("name"), str):
+        raise ValueError(f'from_dict: expected a dict with the "name" of an objective, got {data!r}.')
     if name == "treatment":
         built = import_module(f"{__package__}.treatments").Treatment
         return built(from_dict(data["objective"]), **data["told"])  # type: ignore[no-any-return]

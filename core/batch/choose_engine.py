@@ -1,7 +1,4 @@
-"""Choose which keys are negatives and how they are reduced: as a matrix, in tiles, in chunks or by GPU kernels.
-
-``core/engine/README.md`` shows the engines.
-"""
+"""Choose which keys are negatives, and the engine that reduces them; ``core/engine/README.md`` shows the engines."""
 
 import math
 from collections.abc import Sequence

@@ -304,14 +304,14 @@ PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
     "joint": joint,
     "queue": _queue,
 }
-EXACTLY_TWO = ("symmetric", "joint")
 
 
 def _check_views(batch: Batch, name: str) -> None:
     """Raise if the pairing ``name`` cannot be computed from this batch."""
     if name == "queue":
         return
-    views, exactly = 1 if name == "single" or (name == "views" and batch.labels is not None) else 2, name in EXACTLY_TWO
+    views = 1 if name == "single" or (name == "views" and batch.labels is not None) else 2
+    exactly = name in ("symmetric", "joint")
     if batch.negatives is not None and name not in ("one_way", "single", "joint"):
         raise ValueError(f"negatives= goes with the pairings one_way and joint, not {name}.")
     if batch.labels is not None and name not in ("views", "one_way", "symmetric", "single"):

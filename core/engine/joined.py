@@ -39,10 +39,7 @@ def _beside(parts: Sequence[MatrixNegatives], hard: Sequence[int]) -> MatrixNega
 
 
 class JoinedNegatives(Negatives):
-    """The negatives of several parts, each reduced by its own engine; see :func:`joined`.
-
-    An anchor may have no negatives in some of the parts.
-    """
+    """The negatives of several parts, each reduced by its own engine; an anchor may have none in some of them."""
 
     def __init__(self, parts: Sequence[Negatives], hard: Sequence[int], limited: bool = False) -> None:
         self.parts, self.hard, self.limited = parts, hard, limited

@@ -79,10 +79,8 @@ class Limits:
     offset: float = 0.0  # and what is added to them
 
     def allowed(self, x: Tensor, tile: Tile, workspace: Workspace) -> list[Tensor]:
-        """Return 1 where a key is within the limit of a row's anchor, else 0; if mirrored, also of a column's.
-
-        Multiplying by numbers is twenty times faster than filling by booleans.
-        """
+        """Return 1 where a key is within the limit of a row's anchor, else 0; if mirrored, also of a column's."""
+        # multiplying by numbers is twenty times faster than filling by booleans
         most, at_most = self.most * self.scale + self.offset, torch.le if self.scale > 0 else torch.ge
         if self.guide is not None:
             x = by_guide(self.guide, tile, workspace)

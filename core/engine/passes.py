@@ -67,10 +67,9 @@ class TilePass:
         """Compute the similarities of a tile, times the functions' scale, in a buffer of this name."""
         a, b = left[tile.rows], right[tile.keys]
         out = workspace(buffer, (a.shape[0], b.shape[0]))
-        if isinstance(self.functions, Softplus):
-            out.fill_(self.functions.offset)
-            return out.addmm_(a, b.t(), alpha=self.functions.scale)
-        return torch.addmm(out, a, b.t(), beta=0, alpha=self.functions.scale, out=out)
+        if offset := self.functions.offset:  # of a softplus
+            out.fill_(offset)
+        return torch.addmm(out, a, b.t(), beta=1 if offset else 0, alpha=self.functions.scale, out=out)
 
 
 class ReduceTiles(checks.Once):

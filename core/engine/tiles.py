@@ -76,12 +76,10 @@ class TileNegatives(Negatives):
         left, right = pairs[0]
         self.pairs, self.both, self.mask = pairs, both, mask or Mask()
         self.tile, self.engine, self.forced = tile, engine, forced
-        self.like: Tensor = left
+        self.like, self._bound, self._reduced = left, bound, False
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None
-        self._bound = bound
-        self._reduced = False
         self._matrix: MatrixNegatives | None = None
 
     def blocks(self, mirrored: bool = False) -> Iterator[Block]:

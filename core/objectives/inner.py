@@ -112,10 +112,7 @@ def mean_and_deviations(neg: Negatives, bound: Value, low: tuple[Tensor, Tensor]
 
 @torch.no_grad()
 def chi2_threshold(neg: Negatives, bound: Value) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the largest negatives, ``l`` of the solution minus them, and whether the radius reaches them.
-
-    Where it does, ``l`` is the largest negative. The difference keeps the digits of similarities that are close.
-    """
+    """Compute the largest negatives, the solution's threshold minus them, and whether the radius reaches them."""
     return (top := neg.max()), *_threshold(neg, bound, top)
 
 
@@ -124,8 +121,8 @@ def _threshold(
 ) -> tuple[Tensor, Tensor]:
     """Compute the threshold of a block of anchors, minus ``top``, and whether the radius reaches ``top``.
 
-    The closed form over the negatives above a threshold gives the next, until no negative drops out. ``x`` is the
-    block's matrix minus ``top``, if it has one, and ``work`` a buffer like it.
+    The closed form over the negatives above a threshold gives the next, until no negative drops out. The difference to
+    ``top`` keeps the digits of close similarities. ``x`` is the block's matrix minus ``top``, and ``work`` a buffer.
     """
     matrix: Any = neg
 
