@@ -405,7 +405,7 @@ def from_dict(data: dict[str, Any]) -> Objective:
     True
     """
     if not isinstance(data, dict) or not isinstance(name := data.get("name"), str):
-        raise ValueError(f'from_dict: expected a dict with the "name" of an objective, got {data!r}.')
+        raise ValueError(f'from_dict: expected a dict with "name", got {data!r}.')
     if name == "treatment":
         built = import_module(f"{__package__}.treatments").Treatment
         return built(from_dict(data["objective"]), **data["told"])  # type: ignore[no-any-return]

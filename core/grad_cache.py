@@ -1,9 +1,4 @@
-"""Large batches through an encoder whose activations would not fit: a gradient cache.
-
-The encoder encodes the batch in chunks that store only their embeddings; the backward pass re-encodes one chunk after
-another. Paper: Gao et al. 2021, scaling deep contrastive learning batch size under memory limited setup,
-https://arxiv.org/abs/2101.06983.
-"""
+"""Large batches through an encoder whose activations would not fit: a gradient cache."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -21,8 +16,8 @@ def gradcache(
 ) -> Tensor:
     """Compute ``encoder(inputs)`` with the activations of only ``chunk`` samples in memory at a time.
 
-    The rest of the training step is unchanged, whatever the objective, the number of views and of encoders,
-    gradient scaler, Accelerate or Lightning::
+    Chunks store only their embeddings; the backward pass encodes one after another again. The rest of the training
+    step is unchanged, whatever the objective, the number of views and encoders, Accelerate or Lightning::
 
         z1, z2 = (cp.gradcache(encoder, x, chunk=64) for x in (x1, x2))
         loss = loss_fn(z1, z2, gather=True)
@@ -45,6 +40,8 @@ def gradcache(
         chunk: number of samples that are encoded at a time, at least 1; as many as fit are fastest.
         output: selects the embeddings from what the encoder returns, such as
             ``lambda out: out.last_hidden_state[:, 0]``.
+
+    Paper: Gao et al. 2021, https://arxiv.org/abs/2101.06983.
 
     >>> encoder, x = torch.nn.Linear(8, 4), torch.randn(6, 8)
     >>> torch.allclose(cp.gradcache(encoder, x, chunk=2), encoder(x))

@@ -1,9 +1,8 @@
-"""Say which packages are missing, and how to install their extra, from where counterpoint came; imports no torch."""
+"""Say how to install an extra, from where counterpoint came; imports no torch."""
 
 import json
 import shlex
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -31,9 +30,3 @@ def install(extra: str) -> str:
         return f"pip install {shlex.quote(name)}"
     editable = "-e " * bool(origin["dir_info"].get("editable"))
     return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
-
-
-def require(who_needs: str, extra: str, *modules: str) -> None:
-    """Raise ``ImportError``, which begins with ``who_needs``, unless the modules of an extra can be found."""
-    if missing := [module for module in modules if find_spec(module) is None]:
-        raise ImportError(f"{who_needs} {' and '.join(missing)}: {install(extra)}")

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from importlib import import_module
+from importlib.util import find_spec
 from statistics import mean, stdev
 from types import ModuleType
 from typing import Any
 
+from counterpoint.install import install
 from counterpoint.names import check_known
 
 
@@ -150,3 +152,9 @@ def accuracy_tables(values: Iterable[tuple[str, str, str, float]], counted: str)
 def domain(name: str) -> Domain:
     """Look up a domain, one of :data:`NAMES`."""
     return import_module(f"counterpoint.integrations.{name}.settings").DOMAIN  # type: ignore[no-any-return]
+
+
+def require(who_needs: str, extra: str, *modules: str) -> None:
+    """Raise ``ImportError``, which begins with ``who_needs``, unless the modules of an extra can be found."""
+    if missing := [module for module in modules if find_spec(module) is None]:
+        raise ImportError(f"{who_needs} {' and '.join(missing)}: {install(extra)}")

@@ -96,7 +96,9 @@ class Batch:
         self.labels = None if labels is None else checks.require_ids(labels, "labels", self.size)
         self.ids = self.labels if ids is None else checks.require_ids(ids, "ids", self.size)
         self.index = None if index is None else checks.require_ids(index, "index", self.size)
-        self.prior = None if prior is None else self._prior(prior)
+        if prior is not None and checks.require_float(prior, "prior").shape != (self.size,):
+            raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
+        self.prior = None if prior is None else checks.require_prior(prior)
         self.positive_factor = None if positive_factor is None else self._positive_factor(positive_factor)
         self.log_q = None if log_q is None else checked_log_q(log_q, "log_q", self.size, self.dtype)
         self.queue = None if bank is None else self._keys(bank, self.bank, self._bank(bank.embeddings))
@@ -189,11 +191,6 @@ class Batch:
                 return
         for i, view in enumerate(self.raw, 1):
             checks.require_finite(view, f"view {i}")
-
-    def _prior(self, prior: Tensor) -> Tensor:
-        if checks.require_float(prior, "prior").shape != (self.size,):
-            raise ValueError(f"prior: expected one number per sample, shape ({self.size},), got {checks.shape(prior)}.")
-        return checks.require_prior(prior)
 
     def _positive_factor(self, weight: Tensor) -> Tensor:
         views, shape = len(self.raw), checks.require_float(weight, "positive_factor").shape

@@ -70,9 +70,8 @@ def negatives_of(
 
 def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
     """Return the pairs of the first view with the others, in ``both`` directions if asked, if a matrix suits them."""
-    alone = batch.group is None and batch.negatives is None and batch.ids is None and batch.log_q is None
-    alone = alone and batch.adversarial is None and batch.mixed is None
-    if batch.device.type != "cpu" or not alone or checks.traced():
+    apart = (batch.group, batch.negatives, batch.ids, batch.log_q, batch.adversarial, batch.mixed)
+    if batch.device.type != "cpu" or any(x is not None for x in apart) or checks.traced():
         return None
     separate = any(x.requires_grad for x in batch.raw[1:])
     pairs, engine = batch.size**2 * (len(batch.raw) - 1) * (1 + both), batch.engine

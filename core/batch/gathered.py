@@ -1,7 +1,4 @@
-"""A batch that several processes share: check that they agree on its settings before they compute.
-
-A process that refuses its input ends the others with an error that names it.
-"""
+"""A batch that several processes share: they agree on its settings first, and one that refuses its input ends all."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -144,8 +144,7 @@ class BatchOptions(TypedDict, total=False):
     mixed: Tensor | None
 
 
-OPTIONS = (*BatchOptions.__annotations__, "gather", "reduction")
-"""The names of all keyword arguments of a call."""
+OPTIONS = (*BatchOptions.__annotations__, "gather", "reduction")  # all keyword arguments of a call
 
 
 def chosen_directions(

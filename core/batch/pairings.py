@@ -293,17 +293,8 @@ def _documents(batch: Batch, bank: Keys, positives: Tensor) -> Scores:
     return Scores(pos, neg, pos_mask, anchor_factor=counted)
 
 
-PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
-    "views": _views,
-    "one_way": _one_way,
-    "symmetric": _symmetric,
-    "first_two": _first_two,
-    "pairs": _pairs,
-    "arcl": _arcl,
-    "single": _single,
-    "joint": joint,
-    "queue": _queue,
-}
+_FUNCTIONS = (_views, _one_way, _symmetric, _first_two, _pairs, _arcl, _single, joint, _queue)
+PAIRINGS: dict[str, Callable[[Batch], Scores]] = {pair.__name__.lstrip("_"): pair for pair in _FUNCTIONS}
 
 
 def _check_views(batch: Batch, name: str) -> None:

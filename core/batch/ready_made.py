@@ -142,9 +142,9 @@ def scores_from_logits(
 
     # 2. which rows count, and which of these have negatives
     kept, share, valid = counted, cast(Value, 1.0), cast(Value, 1.0)
-    if drop is not None or logits.shape[1] < 2:
-        drop = torch.zeros_like(logits, dtype=torch.bool) if drop is None else drop  # one key, in place of none
-        with_negatives = ~drop.all(1) if logits.shape[1] > 1 else torch.zeros_like(counted)
+    drop = torch.ones_like(logits, dtype=torch.bool) if logits.shape[1] < 2 else drop
+    if drop is not None:
+        with_negatives = ~drop.all(1)
         if empty == "error":
             valid = checks.require_negatives((with_negatives | ~counted).long().unsqueeze(1))
         kept = counted & with_negatives

@@ -26,14 +26,12 @@ from torch import distributed as dist
 
 from .. import checks
 
-Group = Any
-"""A ``torch.distributed.ProcessGroup``, which torch without distributed support does not define."""
+Group = Any  # a torch.distributed.ProcessGroup, which torch without distributed support does not define
 
 # length of the list of numbers that processes exchange before a loss: sizes, and what they must agree on
 LENGTH = 64
 
-Gather = bool | Group
-"""What ``gather=`` accepts."""
+Gather = bool | Group  # what gather= accepts
 
 
 class ProcessGroup:

@@ -52,8 +52,8 @@ class Traced:
         hidden = any(x.requires_grad and id(x) not in trace.known for x in results)
         if hidden or any(x.numel() > 1 or x.dim() > 1 for x in trace.captured):
             return None
-        tensors = tuple(trace.captured), tuple(trace.constants)
-        return Traced(f, per_anchor, *tensors, unit, len(results), is_tuple, guided=guided)
+        captured, constants = tuple(trace.captured), tuple(trace.constants)
+        return Traced(f, per_anchor, captured, constants, unit, len(results), is_tuple, guided=guided)
 
     @property
     def uniform(self) -> bool:

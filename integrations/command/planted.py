@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import counterpoint as cp
-from counterpoint.install import require
 
+from ..domain import require
 from ..store.run import Run
 
 CLASSES = {"4 digits, known to one row": 4, "each image its own class": None}

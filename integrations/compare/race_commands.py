@@ -5,9 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from counterpoint.install import require
-
-from ..domain import setting
+from ..domain import require, setting
 from . import commands
 from .cells import length_of
 from .metrics import Metric

@@ -27,10 +27,9 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 
-from counterpoint.install import require
 from counterpoint.names import check_known
 
-from ..domain import check_whole
+from ..domain import check_whole, require
 from .settings import CURL_TASKS
 
 # the number of times that CURL repeats each action, by task

@@ -2,7 +2,7 @@
 
 import warnings
 
-from counterpoint.install import require
+from ..domain import require
 
 require("graphs need", "graph", "torch_geometric", "sklearn", "networkx", "safetensors")
 with warnings.catch_warnings():  # PyG calls an API that torch has deprecated

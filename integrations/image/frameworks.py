@@ -1,5 +1,5 @@
 """Check that the packages of the extra are installed, also those that a run needs last; the error names the extra."""
 
-from counterpoint.install import require
+from ..domain import require
 
 require("images need", "image", "lightly", "lightning", "torchvision", "sklearn", "safetensors")

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from counterpoint.install import require
 from counterpoint.names import check_known
+
+from ..domain import require
 
 T = TypeVar("T")
 

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 
-from counterpoint.install import require
-
+from ..domain import require
 from ..secrets import redacted, visible
 from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
 from .errors import DamagedError, StoreError
