@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
+from functools import partial
 from io import BytesIO
 from itertools import count, cycle
 from pathlib import Path
@@ -120,23 +121,26 @@ def figure(width: float = 6.8, height: float = 4.2) -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.text import Text
     except ImportError as error:
         raise ImportError(f"plots need matplotlib: {install('plots')}") from error
-
-    class Drawing(Figure):
-        def draw(self, renderer: Any) -> None:
-            for text in self.findobj(Text):
-                text.set_parse_math(False)  # a $ of a label does not begin a formula
-            super().draw(renderer)
-
-        def _repr_png_(self) -> bytes:  # for notebooks, which would ask pyplot
-            self.savefig(file := BytesIO(), format="png")
-            return file.getvalue()
-
-    drawing = Drawing(figsize=(width, height), layout="constrained")
+    drawing = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawing)
+    # notebooks show it, although pyplot, which they would ask, has not made it; a class could not be pickled
+    vars(drawing).update(_repr_png_=partial(_png, drawing), draw=partial(_draw, drawing))
     return drawing
+
+
+def _draw(figure: Figure, renderer: Any) -> None:
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        text.set_parse_math(False)  # names as they are: a $ of a label does not begin a formula
+    type(figure).draw(figure, renderer)
+
+
+def _png(figure: Figure) -> bytes:
+    figure.savefig(file := BytesIO(), format="png")
+    return file.getvalue()
 
 
 def tidy(axes: Axes, grid: Any = "both") -> None:

@@ -1,7 +1,6 @@
 """Values of hyper-parameters that are not constant: scheduled, learned, tracked, or those of a host.
 
-Calling one returns its current value; its ``repr`` is its text in specs. Every :class:`counterpoint.Real` that is not
-``fixed`` accepts a :class:`Schedule` and a :class:`Learned` value. Those of a host belong to a call and its thread.
+Calling one returns its current value; its ``repr`` is its text in specs. A host's belong to a call and its thread.
 """
 
 import math

@@ -86,21 +86,18 @@ def pairs_of(batch: Batch, both: bool = False) -> PairNegatives | None:
 def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool) -> Mask:
     """Return which keys count: views of all samples, for ``times`` views as anchors, and ``hard`` negatives of each."""
 
-    def pair(x: Tensor | None, of_hard: Tensor | None, missing: Tensor | float) -> tuple[Tensor, Tensor] | None:
-        """Return a value for each anchor and for each key; hard negatives without one get ``missing``."""
+    def pair(x: Tensor | None, of_hard: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Return a value for each anchor and for each key; hard negatives without an id get one that no sample has."""
         if x is None:
             return None
         keys = batch.everyone(x).repeat(views)
         if hard:  # all samples' first ones, then their second: like views
-            none = (x[:1] * 0 + missing).expand(batch.total * hard)
-            of_hard = none if of_hard is None else batch.everyone(of_hard)
+            of_hard = (keys.amin() - 1).expand(batch.total * hard) if of_hard is None else batch.everyone(of_hard)
             keys = torch.cat([keys, of_hard.view(-1, hard).T.flatten()])
         return x.repeat(times), keys
 
-    known = batch.negatives
-    of_hard = Keys(batch.raw[0]) if known is None else known
-    ids = pair(batch.ids, of_hard.ids, 0 if batch.ids is None else batch.everyone(batch.ids).amin() - 1)
-    log_q = pair(batch.log_q, of_hard.log_q, 0.0)
+    of_hard = batch.negatives or Keys(batch.raw[0])
+    ids, log_q = pair(batch.ids, of_hard.ids), pair(batch.log_q, of_hard.log_q)
     log_weight = None if log_q is None else (-log_q[0], -log_q[1])
     mask = Mask(batch.total, ids, log_weight=log_weight, zeros=log_weight is not None and has_zeros(log_weight[1]))
     if not hard or (not owned and ids is None and of_hard.shared):  # an anchor's own are excluded like views
