@@ -14,9 +14,7 @@ from torch.autograd import forward_ad
 from .names import check_known
 
 # torch 2.2 has it under another name
-compiling: Callable[[], bool] = (
-    getattr(torch.compiler, "is_compiling", None) or torch._utils.is_compiling  # pyright: ignore[reportAttributeAccessIssue]
-)
+compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", getattr(torch._utils, "is_compiling", bool))
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # not in torch 2.2
 _mode = "auto"
 MAPS = " Give the encoder's embeddings; of feature maps, z.flatten(1), or their mean z.mean((2, 3))."

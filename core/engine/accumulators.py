@@ -20,9 +20,6 @@ from .mask import LOG2E, Tile, Workspace
 MIN_EXPONENT = -58.0
 NEGLIGIBLE = 1e-16
 
-# NEGLIGIBLE times this, times 2^MIN_EXPONENT, is still a normal number of float32
-SMALL = 2.0**-14
-
 
 @dataclass
 class Accumulator:
@@ -210,15 +207,12 @@ class Max(Accumulator):
         return x.eq_(self.state[0][k][tile.rows].unsqueeze(1)).mul_(gradient[tile.rows].unsqueeze(1))
 
 
-def normalized_gradients(gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor | None]:
+def normalized_gradients(gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     """Return ``(functions, anchors)`` gradients in units of the largest, without negligible ones, and the unit.
 
-    Products of small gradients and small exponentials would be denormals. Where none can be, which only a CPU can know
-    without synchronizing, the unit is None.
+    Products of small gradients and small exponentials would be denormals.
     """
     like = next(g for g in gradients if g is not None)
     stacked = torch.cat([torch.zeros_like(like) if g is None else g for g in gradients], 1).t()
     largest = torch.linalg.vector_norm(stacked, math.inf).clamp(min=torch.finfo(stacked.dtype).tiny)
-    if stacked.device.type == "cpu" and SMALL <= float(largest) <= 1:
-        return torch.nn.functional.hardshrink(stacked, NEGLIGIBLE * float(largest)), None
     return torch.nn.functional.hardshrink(stacked / largest, NEGLIGIBLE), largest

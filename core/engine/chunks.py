@@ -51,7 +51,7 @@ class Chunk(TileNegatives):
         right = block.right.detach().requires_grad_(block.right.requires_grad)
         mask = replace(block.mask.for_rows(local), limits=limits and replace(limits, most=limits.most[rows]))
         super().__init__([(left, right)], False, mask, whole.tile, whole.bound())
-        self.left, self.right, self.whole, self.workspaces = left, right, whole, workspaces
+        self.left, self.right, self.local, self.whole, self.workspaces = left, right, local, whole, workspaces
         self.cacheable = self._reduced = True  # a matrix is faster for autograd, and that of a chunk is small
         self.valid = rows_of(whole.valid, rows)
         if block.guide is not None:
@@ -108,8 +108,7 @@ def loss_in_chunks(
             leaves = [x.detach()[rows].requires_grad_(x.requires_grad) for x in tensors]
             with torch.enable_grad():
                 part = loss(rows, chunk, leaves)
-            local = slice(rows.start - block.rows.start, rows.stop - block.rows.start)
-            copies: list[Any] = [(chunk.left, block.left, local), (chunk.right, block.right, ...)]
+            copies: list[Any] = [(chunk.left, block.left, chunk.local), (chunk.right, block.right, ...)]
             copies += [(leaf, x, rows) for leaf, x in zip(leaves, tensors, strict=True)]
             copies += [(x, x, ...) for x in trained]
             copies = [copy for copy in copies if copy[0].requires_grad]

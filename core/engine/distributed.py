@@ -88,9 +88,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _padded(x: Tensor, rows: int) -> Tensor:
-    if len(x) == rows:
-        return x.contiguous()
-    return torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
+    return x.contiguous() if len(x) == rows else torch.cat([x, x.new_zeros(rows - len(x), *x.shape[1:])])
 
 
 def gather(x: Tensor, group: Group = None) -> Tensor:

@@ -130,7 +130,7 @@ class ReduceTiles(checks.Once):
         if ctx.weighted:
             weighted, *state = ctx.saved_tensors
             (scaled,) = tile_pass.accumulator(tile_pass.count, state).scale_gradients(relative)
-            factor = tile_pass.functions.fold_slope(0, scaled if unit is None else scaled * unit)
+            factor = tile_pass.functions.fold_slope(0, scaled * unit)
             return None, weighted * factor.unsqueeze(1), None
         left, other, *rest = ctx.saved_tensors
         right = left if other is None else other
@@ -147,7 +147,7 @@ class ReduceTiles(checks.Once):
         d_right = d_left if tile_pass.same else None
         if ctx.needs_input_grad[2]:
             d_right = torch.zeros_like(right) if tile_pass.d_right is None else tile_pass.d_right
-        scaled_left = left if tile_pass.d_right is None or unit is None else left * unit  # in the units of d_right
+        scaled_left = left if tile_pass.d_right is None else left * unit  # in the units of d_right
         d_tensors, total = [torch.zeros_like(t) for t in tensors], left.new_zeros(())
         workspace = tile_pass.workspace or Workspace(left)
         ds: Tensor | None
@@ -186,6 +186,6 @@ class ReduceTiles(checks.Once):
         # 4. back to the units of the loss
         d_right = d_right if other is not None and tile_pass.d_right is None else None
         for x in (d_left, d_right, *d_tensors):
-            if x is not None and unit is not None:
+            if x is not None:
                 x *= unit
         return None, d_left, d_right, *d_tensors

@@ -77,9 +77,8 @@ class ADNCE(InfoNCE, name="adnce"):
         *get_args(Denominator), "all", default="with_positive", always=True, kw_only=True, doc="See the details."
     )
     mu: Real[Number | Literal["auto"], Value | str] = Real(
-        words=("auto",), default=0.7,
-        doc='Center (gaussian), shape (gamma), scale (rayleigh) or degrees of freedom (chi2). ``"auto"`` tracks the '
-        "``quantile`` of the training negatives' similarities.",
+        words=("auto",), default=0.7, doc="Center (gaussian), shape (gamma), scale (rayleigh) or degrees of freedom "
+        '(chi2). ``"auto"`` tracks the ``quantile`` of the training negatives\' similarities.',
     )  # fmt: skip
     sigma: Real[Number | Literal["auto"], Value | str] = Real(
         above=0, words=("auto",), default=1.0,

@@ -33,10 +33,9 @@ class DistancePolarization(Objective, name="dp"):
     low: Real = Real(low=0, high=1, default=0.1, doc="``d+``, below which a pair counts as similar, in ``[0, 1]``.")
     high: Real = Real(low=0, high=1, default=0.5, doc="``d-``, above which a pair is dissimilar, in ``(low, 1]``.")
     reduction: Choice[Reduction] = Choice(
-        *get_args(Reduction), default="sum",
-        doc="A pair adds at most ``((high - low) / 2)^2`` = 0.04, so this decides whether the regularizer has an "
-        "effect: ``sum`` over an anchor's pairs, averaged over anchors (Eq. 10); ``mean`` over all pairs; "
-        "``mean_full`` over all ``B^2``; ``batch_sum`` over all ordered pairs (Eq. 6 and 9).",
+        *get_args(Reduction), default="sum", doc="It decides whether the regularizer has an effect, as a pair adds "
+        "at most ``((high - low) / 2)^2`` = 0.04: ``sum`` over an anchor's pairs, averaged over anchors (Eq. 10); "
+        "``mean`` over all pairs; ``mean_full`` over all ``B^2``; ``batch_sum`` over all ordered pairs (Eq. 6 and 9).",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

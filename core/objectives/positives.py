@@ -48,9 +48,8 @@ class SupCon(InfoNCE, name="supcon"):
         "outside", "inside", default="outside", kw_only=True, doc="Where positives are averaged; see above."
     )
     denominator: Choice[Denominator | Literal["positives"]] = Choice(  # pyright: ignore[reportIncompatibleVariableOverride]
-        "positives", "with_positive", "negatives",
-        default="positives", always=True, kw_only=True, doc="See the table.",
-    )  # fmt: skip
+        "positives", "with_positive", "negatives", default="positives", always=True, kw_only=True, doc="See the table."
+    )
 
     def losses(self, scores: Scores) -> Tensor:
         if self.average == "outside":
