@@ -99,7 +99,7 @@ def mask_of(batch: Batch, times: int, views: int, hard: int, owned: bool) -> Mas
     of_hard = batch.negatives or Keys(batch.raw[0])
     ids, log_q = pair(batch.ids, of_hard.ids), pair(batch.log_q, of_hard.log_q)
     log_weight = None if log_q is None else (-log_q[0], -log_q[1])
-    mask = Mask(batch.total, ids, log_weight=log_weight, zeros=log_weight is not None and has_zeros(log_weight[1]))
+    mask = Mask(batch.total, ids, log_weight=log_weight, zeros=has_zeros(log_weight))
     if not hard or (not owned and ids is None and of_hard.shared):  # an anchor's own are excluded like views
         return mask
     own = of_hard.own_log_weight if owned else -math.inf
@@ -124,9 +124,10 @@ def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> Matr
     return neg
 
 
-def has_zeros(log_weight: Tensor) -> bool:
+def has_zeros(log_weight: Pair | None) -> bool:
     """Return whether keys may have a weight of zero."""
-    return not checks.wanted(log_weight) or bool((log_weight == -math.inf).any())
+    keys = None if log_weight is None else log_weight[1]
+    return keys is not None and (not checks.wanted(keys) or bool((keys == -math.inf).any()))
 
 
 def masked_negatives(

@@ -271,10 +271,9 @@ def _queue(batch: Batch) -> Scores:
 def _mask_of_bank(batch: Batch, bank: Keys) -> Mask:
     """Return which keys of a queue, or of the documents of all processes, count for a query."""
     ids = None if bank.ids is None or batch.ids is None else (batch.ids, batch.all_documents(bank.ids))
-    if bank.log_q is None:
-        return Mask(ids=ids, positives=bank.positives)
-    keys = -batch.all_documents(bank.log_q)
-    return Mask(ids=ids, positives=bank.positives, log_weight=(keys.new_zeros(batch.size), keys), zeros=has_zeros(keys))
+    keys = None if bank.log_q is None else -batch.all_documents(bank.log_q)
+    weight = None if keys is None else (keys.new_zeros(batch.size), keys)
+    return Mask(ids=ids, positives=bank.positives, log_weight=weight, zeros=has_zeros(weight))
 
 
 def _documents(batch: Batch, bank: Keys, positives: Tensor) -> Scores:

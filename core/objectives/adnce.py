@@ -188,11 +188,8 @@ class AlphaCL(Objective, name="alphacl"):
             distance: Tensor = (1 - s).clamp(min=0) ** self.power
             return -distance / self.temperature
 
-        if self.normalize:
-            return neg.expectation(log_w, lambda s: s)[1] - pos
-        total = neg.mean(lambda s: log_w(s.detach()).exp()) * neg.count
-        pulled = neg.mean(lambda s: log_w(s.detach()).exp() * (1 - s)) * neg.count
-        return total * (1 - pos) - pulled  # type: ignore[no-any-return]
+        log_total, mean = neg.expectation(log_w, lambda s: s)
+        return mean - pos if self.normalize else (mean - pos) * log_total.exp()
 
 
 def pooled(x: Tensor, neg: Negatives) -> Tensor:

@@ -211,9 +211,7 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
     """
     s = score_matrix(neg)
     t = torch.as_tensor(_positive(temperature, "temperature"), dtype=s.dtype, device=s.device)
-    largest = (s >= s.amax(1, keepdim=True)).to(s.dtype)
-    shares = (s / torch.where(t > 0, t, torch.ones_like(t))).softmax(1)
-    return torch.where(t > 0, shares, largest / largest.sum(1, keepdim=True))
+    return ((s - s.amax(1, keepdim=True)) / t.clamp(min=torch.finfo(s.dtype).tiny)).softmax(1)
 
 
 def chi2_ratio(neg: Tensor | Negatives, radius: Value, scale: Value = 0.25) -> Tensor:
