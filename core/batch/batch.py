@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -260,23 +261,16 @@ class Batch:
         if [view.shape[:-1] for view in listed] != [view.shape[:-1] for view in self.raw]:
             expected = f"expected {len(self.raw)} views of {self.size} samples, as the model's"
             raise ValueError(f"guide: {expected}, got shapes {', '.join(map(checks.shape, listed))}.")
-        engine = f"{self.engine}:{self.edge}" if self.edge else self.engine
-        views = [view.detach().to(self.dtype) for view in listed]
-        known: BatchOptions = {"labels": self.labels, "ids": self.ids if self.labels is None else None}
-        known |= {"log_q": self.log_q, "hardness": self.hardness, "in_batch": self.in_batch}
-        known |= {"directions": self.directions or None, "pairing": self.pairing, "engine": engine}
+        guide = copy(self)
+        guide.raw, guide.width = [view.detach().to(self.dtype) for view in listed], listed[0].shape[-1]
+        guide.normalize, guide.mixed, guide.scores, guide._gathered = True, None, {}, {}
         if (bank := self.queue) is not None and bank.guide is not None:
-            of_bank = bank._replace(embeddings=bank.guide.detach().to(self.dtype), guide=None)
-            if bank.positives is None:
-                known["queue"] = of_bank
-            else:
-                views.append(of_bank)  # type: ignore[arg-type]
+            guide.queue = bank._replace(embeddings=guide._bank(bank.guide.detach().to(self.dtype)), guide=None)
         if (hard := self.negatives) is not None:
-            z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], listed[0].shape[-1])
-            z = z if hard.guide is None else hard.guide
-            known["negatives"] = hard._replace(embeddings=z.detach().to(self.dtype), guide=None)
-        with torch.no_grad():
-            return Batch(views, **known)
+            z = listed[0].new_zeros(1).expand(*hard.embeddings.shape[:2], guide.width)
+            z = guide._per_sample((z if hard.guide is None else hard.guide).detach().to(self.dtype), "negatives")
+            guide.negatives = hard._replace(embeddings=z, guide=None)
+        return guide
 
     def _check(self) -> None:
         """Raise if arguments cannot be combined."""
