@@ -60,8 +60,11 @@ class LogSumExpOfPairs(torch.autograd.Function):
             if torch.is_grad_enabled():  # of a second derivative
                 s = left @ right.T
                 s, own = (torch.cat([s, s.T]), own.repeat(2, 1)) if ctx.both else (s, own)
-                matrix = MatrixNegatives(s, own)
-                found = [matrix.logsumexp(_with_slope(*function)) for function in functions] + [s.gather(1, own)]
+
+                def exponents(s: Tensor) -> tuple[Tensor, ...]:  # v1 s + v2 s^2, with their own slopes
+                    return tuple(d * s + ((v1 - d) * s + v2 * s**2).detach() for v1, v2, d in functions)
+
+                found = [*MatrixNegatives(s, own).logsumexp(exponents), s.gather(1, own)]
                 used = [pair for pair in zip(found, gradients, strict=True) if pair[1] is not None]
                 leaves = [x for x in (left, right) if x.requires_grad]
                 outputs, gradients = zip(*used, strict=True)
@@ -84,11 +87,6 @@ class LogSumExpOfPairs(torch.autograd.Function):
             d_left = ds.mm(right) if ctx.needs_input_grad[0] else None
             d_right = ds.t().mm(left) if ctx.needs_input_grad[1] else None
         return d_left, d_right, None, None, None, None
-
-
-def _with_slope(v1: float, v2: float, slope: float) -> Callable[[Tensor], Tensor]:
-    """Return ``v1 s + v2 s^2`` as a function with this derivative."""
-    return lambda s: slope * s + ((v1 - slope) * s + v2 * s**2).detach()
 
 
 class PairNegatives(MatrixNegatives):

@@ -80,7 +80,6 @@ def truncated(batch: Batch, width: int) -> Batch:
     part._views, part._stack, part._gathered = None, None, {}
     for name in ("queue", "negatives", "adversarial", "mixed"):
         if (z := getattr(batch, name)) is not None:
-            of = z if isinstance(z, Tensor) else z.embeddings
-            of = part._prepared(of[..., :width])
+            of = part._prepared((z if isinstance(z, Tensor) else z.embeddings)[..., :width])
             setattr(part, name, of if isinstance(z, Tensor) else z._replace(embeddings=of))
     return part
