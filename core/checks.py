@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, _utils
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from .names import check_known
 
 # torch 2.2 has it under another name
-compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", getattr(torch._utils, "is_compiling", bool))
+compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", getattr(_utils, "is_compiling", bool))
 _any_autocast: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # not in torch 2.2
 _mode = "auto"
 MAPS = " Give the encoder's embeddings; of feature maps, z.flatten(1), or their mean z.mean((2, 3))."

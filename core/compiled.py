@@ -19,8 +19,7 @@ _exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # not in to
 
 def breaks_graph(views: Sequence[View], options: Mapping[str, Any]) -> bool:
     """Return whether the loss of these views, in code that is being compiled, is to be computed uncompiled."""
-    further = [options.get(name) for name in ("queue", "negatives")]
-    tensors = [Keys.of(x).embeddings for x in (*views, *further) if x is not None]
+    tensors = [Keys.of(x).embeddings for x in (*views, options.get("queue"), options.get("negatives")) if x is not None]
     if _exporting() or not all(isinstance(x, Tensor) for x in tensors) or any(map(is_batchedtensor, tensors)):
         return False  # torch.func.vmap, or bad input
     if options["gather"]:

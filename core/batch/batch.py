@@ -19,7 +19,6 @@ from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, Pairing, View, checked_
 from .rules import Rule, as_rules
 from .scores import Scores
 
-EMPTY = ("error", "zero", "keep")
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
 
@@ -287,7 +286,7 @@ class Batch:
         for name, value in (("adversarial", self.adversarial), ("mixed", self.mixed)):
             if value is not None and not (self.queue is None and self.negatives is None and self.labels is None):
                 raise ValueError(f"{name}= goes with pairings of the batch itself, not queue=, negatives= or labels=.")
-        check_known("empty: unknown value", self.empty, EMPTY)
+        check_known("empty: unknown value", self.empty, ("error", "zero", "keep"))
         if self.empty != "error" and not self.rules:
             raise ValueError(f"empty={self.empty!r}: needs false_negatives= beside it.")
         cosines = self.normalize if self.guide is None else self.guide.normalize

@@ -118,9 +118,7 @@ def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> Matr
         zero = weight == -math.inf
         weight, drop = weight.masked_fill(zero, 0.0), zero if drop is None else drop | zero
     neg = MatrixNegatives(matrix, None, drop, weight)
-    neg.optional = optional
-    if not optional:
-        neg.valid = checks.require_negatives(neg.count)
+    neg.optional, neg.valid = optional, 1.0 if optional else checks.require_negatives(neg.count)
     return neg
 
 

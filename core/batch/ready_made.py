@@ -21,7 +21,6 @@ from .scores import Scores, counted_positives
 # Logits of at most this are masked: hosts write minus infinity, or a number that equals it in their precision.
 MASKED = -9984.0  # what -1e4 is in bfloat16
 ABSENT = -1e30
-EMPTY = ("error", "warn", "zero")
 
 
 def scores_from_matrices(
@@ -113,7 +112,7 @@ def scores_from_logits(
     """
     if checks.require_float(logits, "logits").dim() < 2:
         raise ValueError(f"logits: expected (..., anchors, keys), got shape {checks.shape(logits)}.")
-    check_known("empty: unknown value", empty, EMPTY)
+    check_known("empty: unknown value", empty, ("error", "warn", "zero"))
     if logits.shape[-1] < 2 and empty == "error":
         raise ValueError(f"logits: expected at least 2 keys, got shape {checks.shape(logits)}.")
     scale = _number(scale, "scale", 0.0)
