@@ -94,8 +94,7 @@ class UnitViews(torch.autograd.Function):
             return [None] * ctx.views if x is None else x.chunk(ctx.views)
 
         of_views = []
-        of_each = zip(*map(parts, (*ctx.saved_tensors, d_scale, dz)), d_views, strict=True)
-        for z, scale, d_factor, *gradients in of_each:
+        for z, scale, d_factor, *gradients in zip(*map(parts, (*ctx.saved_tensors, d_scale, dz)), d_views, strict=True):
             known = [d for d in gradients if d is not None]
             d = reduce(torch.add, known) if known else torch.zeros_like(z)
             # the part perpendicular to the rows, which are unit vectors

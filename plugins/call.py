@@ -101,8 +101,13 @@ def checked_options(init: Init) -> Init:
     @wraps(call)
     def checked(self: Any, *args: Any, **options: Any) -> None:
         for name in options.keys() - set(known):
-            it = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
-            hint = it if name in ("temperature", "t", "tau", "scale") else ""
+            hint = ""
+            if name in ("temperature", "t", "tau", "scale"):
+                hint = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
+            elif name in ("margin", "threshold") and "false_negatives" in known:
+                hint = f" A rule: false_negatives=cp.{name}(...)."
+            elif "id" in name.split("_") or "ids" in name.split("_"):
+                hint = ' Ids are a column "label" of the dataset: labels="ids".' * ("labels" in known)
             check_known(f"{type(self).__name__}: unknown argument", name, known, TypeError, hint)
         call(self, *args, **options)
 

@@ -84,7 +84,7 @@ class Embeddings(Replaced):
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
             return loss
         seam, (ratio, steady, calls, last) = self.seam, self.seam.ratios.get(self._key, (0.0, 0, 0, 0.0))
-        value = float(loss.detach())
+        value = float(loss.detach()) if loss.device.type == "cpu" else last  # reading it would wait for a GPU
         alike = abs(value - last) <= JUMP * max(abs(value), abs(last))  # a function may change its weight
         self._skips = steady >= ALWAYS and alike and not seam.verifies and calls * GOLDEN % 1 >= SHARE
         seam.ratios[self._key] = ratio, steady, calls + 1, last if self._skips else value

@@ -153,7 +153,8 @@ class ContrastiveLoss(nn.Module):
         words["pairing"] = pairing if isinstance(pairing, str) else None, tuple(PAIRINGS)
         for name, (value, known) in words.items():
             if value is not None:
-                check_known(f"{where}: unknown {name}", value, known)
+                column = ' They are the values of a column "label": labels="ids".' if name == "labels" else ""
+                check_known(f"{where}: unknown {name}", value, known, hint=column)
         if getattr(self.objective, "told", {}).get("duplicates") is True:  # dropout embeds equal texts differently
             duplicates = _TEXT
         if duplicates is not None and (labels == "classes" or gather_across_devices):

@@ -249,6 +249,22 @@ def test_wrong_rules_and_duplicates(model, options, says):
         ContrastiveLoss(model, "infonce", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"ids": "doc_id"}, 'Ids are a column "label" of the dataset: labels="ids"'),
+        ({"doc_ids": [1]}, 'Ids are a column "label" of the dataset: labels="ids"'),
+        ({"margin": 0.1}, "A rule: false_negatives=cp.margin(...)"),
+        ({"scale": 20}, "t=0.05 for a scale of 20"),
+    ],
+)
+def test_other_words_for_what_is_known_of_the_data(model, options, says):
+    with pytest.raises(TypeError, match=re.escape(says)):
+        ContrastiveLoss(model, "infonce", **options)
+    with pytest.raises(ValueError, match=r"unknown labels 'doc_id'\. They are the values of a column"):
+        ContrastiveLoss(model, "infonce", labels="doc_id")
+
+
 def test_nothing_is_ignored(model):
     """Hard negatives that are not there, and texts that embeddings do not have."""
     data = features(model.eval(), texts(2))
