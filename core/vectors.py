@@ -61,10 +61,9 @@ def widen(z: Tensor) -> Tensor:
 
 
 class UnitViews(torch.autograd.Function):
-    """:func:`unit` of several views ``(B, d)``, each, and below one another, ``(m B, d)``.
+    """:func:`unit` of several views ``(B, d)``: below one another, ``(m B, d)``, the factors of the rows, and of each.
 
-    Also returns the factors of the rows, ``(m B, 1)``, so that autograd can differentiate the gradient again. It stores
-    little for the backward pass, which takes the gradients of views as they come: to join them would take longer.
+    Their gradients come and go view by view: to join them would take longer. The factors are for second derivatives.
     """
 
     @staticmethod
@@ -89,12 +88,13 @@ class UnitViews(torch.autograd.Function):
         return z, scale, *z.chunk(len(views))
 
     @staticmethod
-    def backward(ctx: Any, dz: Tensor | None, d_scale: Tensor | None, *d_views: Tensor | None) -> Any:
-        def parts(x: Tensor | None) -> Sequence[Any]:
+    def backward(ctx: Any, d_stack: Tensor | None, d_scale: Tensor | None, *d_views: Tensor | None) -> Any:
+        def of_each(x: Tensor | None) -> Sequence[Any]:
             return [None] * ctx.views if x is None else x.chunk(ctx.views)
 
-        of_views = []
-        for z, scale, d_factor, *gradients in zip(*map(parts, (*ctx.saved_tensors, d_scale, dz)), d_views, strict=True):
+        stack, scales = map(of_each, ctx.saved_tensors)
+        results, views = [], zip(stack, scales, of_each(d_scale), of_each(d_stack), d_views, strict=True)
+        for z, scale, d_factor, *gradients in views:
             known = [d for d in gradients if d is not None]
             d = reduce(torch.add, known) if known else torch.zeros_like(z)
             # the part perpendicular to the rows, which are unit vectors
@@ -105,5 +105,5 @@ class UnitViews(torch.autograd.Function):
                 d = torch.addcmul(d, z, along.sum(1, keepdim=True), value=-1, out=along).mul_(scale)
             if d_factor is not None:  # of a second derivative
                 d = d - scale**2 * z * d_factor
-            of_views.append(d.to(ctx.dtype))
-        return None, None, *of_views
+            results.append(d.to(ctx.dtype))
+        return None, None, *results
