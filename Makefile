@@ -104,7 +104,7 @@ constraints: $(VENV)/ready
 	$(RUN) tests/support/pinned.py > constraints.txt
 
 dist: $(VENV)/ready
-	rm -rf dist
+	rm -rf dist build/lib
 	$(RUN) -m build --outdir dist .
 
 # installs the files of `make dist` in empty environments, with each extra, and runs the README there; needs uv
