@@ -37,7 +37,7 @@ from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
-from counterpoint.names import check_known
+from counterpoint.names import check_known, closest
 from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
 
@@ -153,7 +153,8 @@ class ContrastiveLoss(nn.Module):
         words["pairing"] = pairing if isinstance(pairing, str) else None, tuple(PAIRINGS)
         for name, (value, known) in words.items():
             if value is not None:
-                column = ' They are the values of a column "label": labels="ids".' if name == "labels" else ""
+                column = ' They are the values of a column "label": labels="ids".'
+                column *= name == "labels" and not closest(str(value), known)
                 check_known(f"{where}: unknown {name}", value, known, hint=column)
         if getattr(self.objective, "told", {}).get("duplicates") is True:  # dropout embeds equal texts differently
             duplicates = _TEXT

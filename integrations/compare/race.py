@@ -71,6 +71,14 @@ class Race(Comparison):
 
     def run(self) -> int:
         """Race, confirm, and print the result; return the exit code."""
+        try:
+            return self._race()
+        except KeyboardInterrupt:
+            asked = (Run(self.arguments.out, one) for one in self.asked)
+            ended = {run.path for run in asked if run.done or run.record.get("error")}
+            raise KeyboardInterrupt(f"stopped; runs that have ended: {len(ended)}; the same command resumes") from None
+
+    def _race(self) -> int:
         self.left = self.arguments.settings.budget + (3 + LONGER) * self.arguments.seeds  # at most
         self._search()
         ranking = ranked(self.arms)
@@ -309,12 +317,7 @@ class Race(Comparison):
 
     def _run_cells(self, cells: Iterable[Mapping[str, Any]], metrics: Sequence[Metric] = (), **part: Any) -> list[Run]:
         self.asked = [*self.asked, *(cells := [*cells])]
-        try:
-            return super()._run_cells(cells, metrics, **part)
-        except KeyboardInterrupt:
-            asked = (Run(self.arguments.out, one) for one in self.asked)
-            ended = {run.path for run in asked if run.done or run.record.get("error")}
-            raise KeyboardInterrupt(f"stopped; runs that have ended: {len(ended)}; the same command resumes") from None
+        return super()._run_cells(cells, metrics, **part)
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: float) -> list[Run]:
         each = range(FIRST_SEED, FIRST_SEED + seeds)
