@@ -27,7 +27,11 @@ HOW = (
 OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = "logsigmoid"
 # whose operands are not entries of one tensor alone: a table that is looked up is data
-_PRODUCTS = ("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "Conv", "Embedding", "Index", "Gather")
+_COMPILED = "CompiledFunction"
+_PRODUCTS = (
+    *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "Conv", "Embedding", "Index", "Gather", "SparseAddmm"),
+    *("Cdist", "EuclideanDist", "MkldnnRnn", "CudnnRnn", _COMPILED),
+)
 _SUMS = ("logsumexp", "log_softmax", _BINARY, "softmax", "exp")
 _IF_WRONG = (
     "What --positives or --own says is not so, or the host adds another term to these logits, or changes its loss in "
@@ -97,7 +101,7 @@ class Calls:
                     "embeddings: which loss is meant? Give each a line of its own"
                 )
             for call in kind[1]:
-                vars(call).update(vars(Logits(self.seam, None, where, OWN_LOSS, None)))
+                vars(call).update(vars(Logits(self.seam, None, where, OWN_LOSS, None, call.options)))
         self.kinds[site] = True
         return False
 
@@ -157,10 +161,12 @@ def _is_of_a_layer(logits: Tensor) -> bool:
             if (node := todo.pop()) in seen:
                 continue
             seen.add(node)
-            if node.name().startswith(_PRODUCTS):
+            factors = [function for function, _ in node.next_functions]
+            elementwise = node.name().startswith("Mul") and all(above(f)[0] for f in factors)  # of two embeddings
+            if elementwise or node.name().startswith(_PRODUCTS):
                 products.append(node)
-            elif node.next_functions:
-                todo += [function for function, _ in node.next_functions]
+            elif factors:
+                todo += factors
             else:
                 ends.append(node)
         return products, ends
@@ -168,10 +174,19 @@ def _is_of_a_layer(logits: Tensor) -> bool:
     def is_weight(node: Any) -> bool:
         products, ends = above(node)
         variables = [getattr(end, "variable", None) for end in ends]
-        return not products and any(isinstance(x, nn.Parameter) and x.dim() > 1 for x in variables)
+        if products:  # of weights, such as LoRA's, not of rows that are looked up
+            factors = [[f for f, _ in product.next_functions] for product in products]
+            return all(len(each) > 1 and all(map(is_weight, each)) for each in factors)
+        return any(isinstance(x, nn.Parameter) and x.dim() > 1 for x in variables)
+
+    def is_head(product: Any) -> bool:
+        factors = [f for f, _ in product.next_functions]
+        # compiled code may be a whole encoder, or all that leads from its inputs to logits
+        of_embeddings = not product.name().startswith(_COMPILED) or any(above(f)[0] for f in factors)
+        return of_embeddings and any(is_weight(f) for f in factors)
 
     products = above(logits.grad_fn)[0]
-    return bool(products) and all(any(is_weight(f) for f, _ in node.next_functions) for node in products)
+    return bool(products) and all(map(is_head, products))
 
 
 def put(seam: Seam, owner: Any, name: str, function: Callable[..., Any]) -> None:
@@ -245,7 +260,7 @@ def _labeled(
         call = calls.logits(site, frame, where, taken, positives, own, keys=keys, options=options)
         out = original(input, *args, **kwargs)
         if call is not None:
-            vars(pending).update(vars(call))
+            pending.__dict__ = vars(call)  # one state: see leaves_alone
             pending.returned(out)
         return out
 

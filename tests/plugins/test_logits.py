@@ -332,6 +332,72 @@ def test_a_classifier_that_trains_first_on_the_same_line_is_refused(launch):
     assert (found.code, "first had the logits of a layer, and now those of a product" in found.err) == (2, True)
 
 
+TWO_LOSSES = """
+import torch
+import torch.nn.functional as F
+
+
+def contrast(logits, scale=None):
+    return F.cross_entropy(logits, torch.arange(5))
+
+
+def classify(logits, scale=None):
+    return F.cross_entropy(logits, torch.arange(5))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    encoder, head, s = torch.nn.Linear(6, 4), torch.nn.Linear(4, 7, bias=False), torch.nn.Parameter(torch.tensor(10.0))
+    down, up = torch.nn.Parameter(torch.randn(2, 4)), torch.nn.Parameter(torch.randn(7, 2))
+    parameters, steps = [*encoder.parameters(), *head.parameters(), down, up, s], 5
+    for _ in range(steps):
+        a, b = (F.normalize(encoder(torch.randn(5, 6)), dim=1) for _ in range(2))
+        classes, loss = classify(head(a)), contrast(10 * a @ b.T)
+        print(float(classes.detach()), float(loss.detach()))
+        gradients = torch.autograd.grad(classes + loss, parameters, allow_unused=True)
+        with torch.no_grad():
+            for parameter, gradient in zip(parameters, gradients):
+                parameter -= 0.1 * (0 if gradient is None else gradient)
+"""
+
+COMPILED_LOGITS = """@torch.compile(backend="aot_eager")
+def logits(x):
+    a, b = F.normalize(encoder(x), dim=2)
+    return 10 * a @ b.T
+
+
+if __name__"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"torch.nn.Linear(6, 4)": "torch.compile(torch.nn.Linear(6, 4), backend='aot_eager')"},
+        {"10 * a @ b.T": "logits(torch.randn(2, 5, 6))", "if __name__": COMPILED_LOGITS},
+        {"torch.nn.Linear(6, 4)": "torch.nn.LSTM(6, 4)", "encoder(torch.randn(5, 6))": "encoder(torch.randn(5, 6))[0]"},
+        {"torch.nn.Linear(6, 4)": "torch.nn.Embedding(9, 4)", "torch.randn(5, 6)": "torch.randint(9, (5,))"},
+        {"a @ b.T": "F.cosine_similarity(a.unsqueeze(1), b, dim=2)"},
+        {"head(a)": "a @ (head.weight + up @ down).T"},
+        {"F.cross_entropy(logits": "F.nll_loss(F.log_softmax(logits, 1)"},
+        {"10 * a @ b.T": "s * a @ b.T, s", "head(a)": "head(a), s"},
+    ],
+    ids=["compiled", "compiled logits", "recurrent", "table", "entries", "low rank", "log_softmax", "learned scale"],
+)
+def test_a_classifier_is_told_from_embeddings_by_its_graph(launch, changes):
+    """One function computes both losses, and only the contrastive one is replaced, in all steps."""
+    script = TWO_LOSSES
+    for old, new in changes.items():
+        script = script.replace(old, new)
+    scale = "scale" if "T, s" in script else "10"
+    words = ("--site", "toy.py:7", "--scale", scale, "--only", "--objective", "hcl:t=host")
+    apart, together = (launch(*words, script=x) for x in (script, script.replace("= classify(", "= contrast(")))
+    assert together.losses == [pytest.approx(line, rel=1e-5) for line in apart.losses]
+    assert (apart.code, proof(apart.err)[0], proof(together.err)[0]) == (0, 5, 5)
+    plain = launch("--site", "elsewhere.py:1", script=script)
+    assert apart.losses[0] == plain.losses[0]
+    assert apart.losses[-1] != pytest.approx(plain.losses[-1], rel=1e-3)
+
+
 def test_a_scale_that_changes(launch):
     script = SCRIPT.replace("loss = criterion(a @ b.T / 0.1", "s = 10 / (1 + _); loss = criterion(s * a @ b.T")
     words = ("--site", "toy.py:14", "--objective", "hcl:t=0.1")
@@ -412,15 +478,15 @@ def test_calls_before_the_scale_is_known(launch):
         "        language",
         "        with torch.no_grad():\n            F.cross_entropy(a @ b.T, torch.arange(5))\n        language",
     )
-    found = launch("--site", "toy.py:main", "--only", "--objective", "hcl:t=0.1", script=early)
+    found = launch("--site", "toy.py:main", "--only", "--objective", "hcl:t=host", script=early)
     assert found.code == 2  # the classifier's logits come from no product of embeddings
     assert "no product of embeddings leads to the logits" in found.err
-    found = launch("--site", "toy.py:14", "--site", "toy.py:16", "--only", "--objective", "hcl:t=0.1", script=early)
+    found = launch("--site", "toy.py:14", "--site", "toy.py:16", "--only", "--objective", "hcl:t=host", script=early)
     assert found.code == 0
     assert proof(found.err)[0] == 3  # without a gradient there is nothing to replace
     more = "        loss = loss + (F.cross_entropy(b @ a.T / 0.2, torch.arange(5)) if _ > 4 else 0)\n        print"
     late = SCRIPT.replace("range(3)", "range(8)").replace("        print", more)
-    found = launch("--site", "toy.py:14", "--site", "toy.py:15", "--only", "--objective", "hcl:t=0.1", script=late)
+    found = launch("--site", "toy.py:14", "--site", "toy.py:15", "--only", "--objective", "hcl:t=host", script=late)
     assert found.code == 0
     assert "toy.py:15, at first: its own loss, as its scale was not measured yet; give --scale" in found.err
     assert "toy.py:15: cosines times 5, constant, measured in 2 calls" in found.err
