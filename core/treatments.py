@@ -330,28 +330,28 @@ class Treatment(Wrapper):
 def _same_samples(
     views: Sequence[Tensor], options: Mapping[str, Any], name: str, given: Any, group: Gather
 ) -> dict[str, Any]:
-    """Return ids of samples, and of their hard negatives, that say which are the same, by ``given`` or by embeddings.
+    """Return the ids, or labels, of samples and of hard negatives, merged where ``given``, or embeddings, are the same.
 
-    ``name`` is ``ids`` or ``labels``: what is known of them already, which is merged.
+    What of the negatives does not fit is left to the objective, which refuses it.
     """
-    keys = None if options.get("negatives") is None else Keys.of(options["negatives"])
-    hard = views[0][:0] if keys is None else keys.embeddings.flatten(0, -2)
-    process = torch.distributed.get_rank() if group else 0
-    apart = numbered([f"{process}, {i}" for i in range(len(hard))], False).long()  # nothing is known of them
-
-    def with_hard(of_samples: Tensor, of_hard: Tensor | None) -> Tensor:
-        return torch.cat([of_samples.to(views[0].device), (apart if of_hard is None else of_hard).to(views[0].device)])
-
+    keys, known, width = options.get("negatives"), options.get(name), views[0].shape[-1:]
+    hard, ids, *_ = (views[0][:0], None) if keys is None else Keys.of(keys)
+    refused = not isinstance(hard, Tensor) or not hard.is_floating_point() or hard.shape[-1:] != width
+    if refused or (ids is not None and (known is None or ids.shape.numel() != hard.shape[:-1].numel())):
+        return {}
+    hard, process = hard.reshape(-1, hard.shape[-1]), torch.distributed.get_rank() if group else 0
+    apart = torch.arange(len(hard)) + process * 2**32 - 2**62  # nothing is known of them
     if given is None:
-        numbers = [numbered(torch.cat([view, hard.to(view.dtype)]), group) for view in views]
+        coarse = [max(view.dtype, hard.dtype, key=lambda dtype: torch.finfo(dtype).eps) for view in views]
+        both = zip((torch.cat([view, hard.to(view)]) for view in views), coarse, strict=True)
+        numbers = [[numbered(rows, group, dtype)] for rows, dtype in both]
     else:
-        numbers = [with_hard(numbered(given, group), None)]
-    if options.get(name) is not None:
-        known = None if keys is None or keys.ids is None else keys.ids.flatten()
-        numbers.append(with_hard(numbered(options[name], False), known))
-    same = merged_of_all(numbers, group)
-    own, of_hard = same[: len(same) - len(hard)], same[len(same) - len(hard) :]
-    return {name: own} if keys is None else {name: own, "negatives": keys._replace(ids=of_hard)}
+        numbers = [[numbered(given, group), apart]]
+    if known is not None:
+        numbers.append([numbered(known, False), apart if ids is None else ids.flatten()])
+    same = merged_of_all([torch.cat([x.to(views[0].device) for x in each]) for each in numbers], group)
+    own, of_hard = same.split([len(same) - len(hard), len(hard)])
+    return {name: own} if keys is None else {name: own, "negatives": Keys.of(keys)._replace(ids=of_hard)}
 
 
 def treatment(text: str, like: Objective | str | None = None) -> Treatment:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch.nn.functional import normalize
@@ -290,6 +292,31 @@ def test_duplicates_among_hard_negatives_are_no_negatives(known):
     kind = "labels" if known == "labels" else "ids"
     wanted = cp.InfoNCE(0.1)(z1, z2, pairing="one_way", **{kind: number}, negatives=cp.Keys(hard, of_hard))
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_duplicates_among_hard_negatives_of_less_precision(dtype):
+    z1, z2, hard = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0))
+    hard[1] = z2[0]
+    keys = cp.Keys(hard.to(dtype), torch.tensor([6, 0, 7, 8, 9, 10]))
+    wanted = cp.InfoNCE(0.1)(z1, z2, ids=torch.arange(6), negatives=keys)
+    torch.testing.assert_close(cp.treatment("infonce:t=0.1; duplicates")(z1, z2, negatives=keys.embeddings), wanted)
+
+
+@pytest.mark.parametrize("hard", [torch.ones(4, 2, 9), torch.ones(4, 8, dtype=torch.int64), torch.ones(())])
+def test_hard_negatives_that_do_not_fit_are_refused_as_without_duplicates(hard):
+    z1, z2 = torch.randn(2, 4, 8)
+    with pytest.raises((TypeError, ValueError)) as plain:
+        cp.InfoNCE(0.1)(z1, z2, negatives=hard)
+    with pytest.raises(type(plain.value), match=re.escape(str(plain.value))):
+        cp.treatment("infonce:t=0.1; duplicates")(z1, z2, negatives=hard)
+
+
+@pytest.mark.parametrize("known", [{}, {"duplicates": [*"abcd"]}])
+def test_ids_of_hard_negatives_without_those_of_samples_are_refused(known):
+    keys = cp.Keys(torch.randn(4, 8), torch.arange(4))
+    with pytest.raises(ValueError, match="negatives: ids: needs ids= or labels= beside it"):
+        cp.treatment("infonce:t=0.1; duplicates")(*torch.randn(2, 4, 8), negatives=keys, **known)
 
 
 @pytest.mark.parametrize("pairing", ["one_way", "views", "symmetric"])
