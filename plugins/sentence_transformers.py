@@ -262,8 +262,8 @@ class ContrastiveLoss(nn.Module):
         if self.rules:
             config["false_negatives"] = [str(rule) for rule in self.rules]
         if self._guide:
-            encoder = getattr(self._guide[0].guide[0], "auto_model", None)
-            name = getattr(encoder, "name_or_path", "")  # a folder's own name, so that a card shows no path
+            given = (getattr(part, "name_or_path", "") for part in self._guide[0].guide.modules())
+            name = next(filter(None, given), "")  # a folder's own name, so that a card shows no path
             config["guide"] = (Path(name).name if Path(name).exists() else name) or str(self._guide[0].guide)
         return config
 

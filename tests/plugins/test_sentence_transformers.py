@@ -174,6 +174,8 @@ def test_is_gist_embed(bert, model, kind, margin, strategy, columns):
     assert (plain[0] - ours[0]).abs() > 1e-3  # the guide leaves out something
     guide[0].auto_model.name_or_path = bert
     assert kind(model, false_negatives=rule, guide=guide).get_config_dict()["guide"] == Path(bert).name
+    compiled = torch.compile(guide)
+    assert kind(model, false_negatives=rule, guide=compiled).get_config_dict()["guide"] == Path(bert).name
 
 
 @pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
