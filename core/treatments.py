@@ -30,7 +30,7 @@ from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
 from .names import RULES, TOLD, check_known
-from .vectors import widen
+from .vectors import unit, widen
 
 Tally = tuple[Tensor, Tensor, Tensor]  # anchors, excluded keys, and anchors that are left without negatives
 Told = tuple[tuple[Any, ...], dict[str, Any], Tally | None]  # arguments of the objective's call, and counts if told
@@ -165,8 +165,7 @@ class Treatment(Wrapper):
                 raise self._missing("duplicates")
             if isinstance(views[-1], Keys):
                 raise TypeError(f"{self}: duplicates: of documents, give ids= and cp.Keys(..., ids=...) instead.")
-            name = "ids" if options.get("labels") is None else "labels"
-            options |= _same_samples(views, options, name, given, group)
+            options |= _same_samples(views, options, "ids" if options.get("labels") is None else "labels", given, group)
         return options
 
     def _masked(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Told:
@@ -343,8 +342,9 @@ def _same_samples(
     apart = torch.arange(len(hard)) + process * 2**32 - 2**62  # nothing is known of them
     if given is None:
         coarse = [max(view.dtype, hard.dtype, key=lambda dtype: torch.finfo(dtype).eps) for view in views]
-        both = zip((torch.cat([view, hard.to(view)]) for view in views), coarse, strict=True)
-        numbers = [[numbered(rows, group, dtype)] for rows, dtype in both]
+        scaled = unit if options.get("normalize", True) else torch.clone  # as they are compared
+        rows = [scaled(widen(torch.cat([view, hard.to(view)]))) for view in views]
+        numbers = [[numbered(x, group, dtype)] for x, dtype in zip(rows, coarse, strict=True)]
     else:
         numbers = [[numbered(given, group), apart]]
     if known is not None:

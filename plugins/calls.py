@@ -26,8 +26,8 @@ HOW = (
 )
 OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = "logsigmoid"
-# whose operands are not entries of one tensor alone: a table that is looked up is data
 _COMPILED = "CompiledFunction"
+# whose operands are not entries of one tensor alone: a table that is looked up is data
 _PRODUCTS = (
     *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "Conv", "Embedding", "Index", "Gather", "SparseAddmm"),
     *("Cdist", "EuclideanDist", "MkldnnRnn", "CudnnRnn", _COMPILED),
@@ -154,6 +154,7 @@ def uses_scale(loss_fn: Objective) -> bool:
 def _is_of_a_layer(logits: Tensor) -> bool:
     """Return whether all products that lead to the logits have a factor that is nothing but parameters."""
 
+    @functools.cache
     def above(node: Any) -> tuple[list[Any], list[Any]]:
         """Return the first products above a node, and the ends beside them."""
         products, ends, todo, seen = [], [], [node], {None}
@@ -171,12 +172,12 @@ def _is_of_a_layer(logits: Tensor) -> bool:
                 ends.append(node)
         return products, ends
 
-    def is_weight(node: Any) -> bool:
+    def is_weight(node: Any, of_weights: bool = True) -> bool:
         products, ends = above(node)
         variables = [getattr(end, "variable", None) for end in ends]
         if products:  # of weights, such as LoRA's, not of rows that are looked up
             factors = [[f for f, _ in product.next_functions] for product in products]
-            return all(len(each) > 1 and all(map(is_weight, each)) for each in factors)
+            return of_weights and all(len(each) > 1 and all(is_weight(f, False) for f in each) for each in factors)
         return any(isinstance(x, nn.Parameter) and x.dim() > 1 for x in variables)
 
     def is_head(product: Any) -> bool:

@@ -294,6 +294,17 @@ def test_duplicates_among_hard_negatives_are_no_negatives(known):
     torch.testing.assert_close(found, wanted)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_hard_negatives_of_other_lengths_are_compared_by_direction(dtype):
+    z1, z2, hard = torch.randn(3, 6, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    z1, z2 = normalize(z1, dim=1), normalize(z2, dim=1)
+    hard[1] = z2[0]
+    found = cp.treatment("infonce:t=0.1; duplicates")(z1, z2, pairing="one_way", negatives=1000 * hard)
+    same = cp.Keys(1000 * hard, ids=torch.tensor([9, 0, 10, 11, 12, 13]))
+    wanted = cp.InfoNCE(0.1)(z1, z2, pairing="one_way", ids=torch.arange(6), negatives=same)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_duplicates_among_hard_negatives_of_less_precision(dtype):
     z1, z2, hard = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0))
