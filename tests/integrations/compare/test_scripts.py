@@ -192,7 +192,11 @@ def test_the_last_words_of_a_script_are_the_reason(here, capfd):
     ("command", "metric"),
     [
         ("race --objective 'host; ids=labels'", "'output:tset (.+)'"),
-        ("race --steps-flag --steps --objective hcl --confirm-metric json:results.json:tset", READ.split()[1]),
+        pytest.param(
+            "race --steps-flag --steps --objective hcl --confirm-metric json:results.json:tset",
+            READ.split()[1],
+            marks=pytest.mark.slow,
+        ),
         ("compare --objective host hcl --tune 3 --tune-metric json:results.json:dev", "json:results.json:tset"),
     ],
 )
@@ -384,6 +388,7 @@ def test_sigterm_stops_as_ctrl_c_does(here):
         os.kill(int(printed[0]), 0)  # the script has ended, too
 
 
+@pytest.mark.slow
 def test_a_race_that_is_stopped_counts_all_of_its_runs(here):
     line = f"race {TOLD} --objective hcl --steps-flag --steps --seed-flag --seed {READ} -- train.py --steps 40"
     process = session([COMMAND[0], *shlex.split(line)], cwd=here)
