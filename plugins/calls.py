@@ -27,7 +27,7 @@ HOW = (
 OWNERS: tuple[Any, ...] = (torch, Tensor, nn.functional)
 _BINARY = "logsigmoid"
 _COMPILED = "CompiledFunction"
-# whose operands are not entries of one tensor alone: a table that is looked up is data
+# products of two tensors, or of a table that is looked up, which is data
 _PRODUCTS = (
     *("Addmm", "Mm", "Bmm", "Baddbmm", "Linear", "Convolution", "Conv", "Embedding", "Index", "Gather", "SparseAddmm"),
     *("Cdist", "EuclideanDist", "MkldnnRnn", "CudnnRnn", _COMPILED),

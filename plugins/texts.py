@@ -47,7 +47,7 @@ def equal_texts(columns: Sequence[Features], negatives: Sequence[Features] = ())
 
 
 def with_ids(ids: Tensor, hard_ids: Tensor | None, given: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Merge what :func:`equal_texts` found with ids of the samples; hard negatives have those of equal texts."""
+    """Merge the numbers of :func:`equal_texts` with ids of the samples; hard negatives have those of equal texts."""
     given = require_ids(given, "labels", len(ids))
     hard = ids[:0] if hard_ids is None else hard_ids.flatten()
     apart = given.max() + 1 + torch.arange(len(hard)).to(given)

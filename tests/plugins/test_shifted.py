@@ -313,8 +313,8 @@ def test_a_mask_of_minus_a_hundred_is_a_mask(find, train):
 @pytest.mark.parametrize(
     ("late", "said"),
     [
-        ("logits - 0.5 * torch.eye(9)", "are no longer similarities times one number"),
-        ("logits / (1 + at[:, None] / 9)", "are no longer similarities times one number"),
+        ("logits - 0.5 * torch.eye(9)", "were similarities times one number, and now are not"),
+        ("logits / (1 + at[:, None] / 9)", "were similarities times one number, and now are not"),
         ("2 * logits", "scale"),
     ],
 )
