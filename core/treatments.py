@@ -118,7 +118,9 @@ class Treatment(Wrapper):
     def from_pairings(self, scores: Any, *args: Any, **options: Any) -> Tensor:
         if not (isinstance(scores, partial) and scores.func is scores_of):
             raise TypeError(f"{self}: the scores of a pairing do not say which keys these are; call from_scores.")
-        self._count_embeddings(scores.args[0], scores(self.objective.terms()[0][1].pairing))
+        batch, pairing = scores.args[0], self.objective.terms()[0][1].pairing
+        with checks.exact(batch.device):
+            self._count_embeddings(batch, scores(pairing))
         return self.objective.from_pairings(scores, *args, **options)
 
     def from_logits(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Tensor:

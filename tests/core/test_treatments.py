@@ -413,3 +413,31 @@ def test_logits_do_not_say_whose_they_are():
     told = cp.treatment("sogclr:size=8; index=rows")
     with pytest.raises(TypeError, match=r"index=rows: expected embeddings; .* inject function --replace passes"):
         told.from_logits(torch.eye(4), index=torch.arange(4))
+
+
+@pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric"])
+@pytest.mark.parametrize("text", ["", "; duplicates", "; ids=y", "; labels=y", "; margin=0", "; guide=g; margin=0"])
+def test_autocast_changes_nothing(text, pairing):
+    """Of embeddings the excluded keys are counted, of the matrix that the loss is then computed from."""
+    known = {name: IDS for name in ("ids", "labels") if name in text}
+    known |= {"guide": [Z2.float(), Z1.float()]} if "guide" in text else {}
+    found = []
+    for autocast in (False, True):
+        t, sides = cp.treatment(f"hcl:t=0.05{text}"), [x.float().requires_grad_() for x in (Z1, Z2)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = t(*sides, pairing=pairing, **known)
+            gradients = torch.autograd.grad(loss, sides)
+            numbers = t.report(*sides, pairing=pairing, **known)
+        found.append((loss, *gradients, torch.tensor([*t.counts.values(), *numbers.values()])))
+    for inside, outside in zip(*found, strict=True):
+        torch.testing.assert_close(inside, outside, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("text", ["", "; duplicates=rows", "; ids=y", "; guide=g; margin=0"])
+def test_autocast_changes_nothing_of_logits(text):
+    known = {"classes": None} if not text else {"ids": IDS} if "ids" in text else {"duplicates": IDS.unsqueeze(1)}
+    known = {"guide": Z2.float()} if "guide" in text else known
+    t, logits = cp.treatment(f"hcl:t=0.05{text}"), LOGITS.float()
+    outside = t.from_logits(logits, **known)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(t.from_logits(logits, **known), outside)

@@ -30,6 +30,7 @@ TREATED = st.fixed_dictionaries(
         "temperature": st.sampled_from(["number", "learned", "schedule"]),
         "reduction": st.sampled_from(["mean", "none"]),
         "compiled": st.booleans(),
+        "engine": st.sampled_from(["auto", "matrix", "tiles:4"]),
         "seed": st.integers(0, 2**31),
     }
 )
@@ -127,3 +128,22 @@ def check_treated(case: dict[str, Any]) -> None:
         for a, b in zip(found, outcomes[0][1], strict=True):
             least = max(1e-8, 1e-14 * float(b.abs().max()))  # of losses of e^50, all else is rounded
             assert torch.allclose(a, b, rtol=1e-6, atol=least), f"{treated}: {way}: {a} != {b}"
+    given = {k: v for k, v in options.items() if k in ("pairing", "reduction")} | {"engine": case["engine"]}
+    given |= {"labels": y} if "labels" in text else {}
+    given |= {"guide": guide.float().unbind()} if guided else {}
+    given |= {} if hard is None else {"negatives": hard.float()}
+    found = []
+    for autocast in (False, True):
+        leaves = [x.float().requires_grad_() for x in z]
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            try:
+                loss = built().float()(*leaves, **given, **known)
+                found.append([loss.detach(), *gradients(loss.sum(), leaves)])
+            except ValueError as error:  # which compiled code does not look for
+                if not re.search("left without negatives|no negatives", str(error)):
+                    raise
+                found.append([])
+    assert len(found[0]) == len(found[1])
+    for a, b in zip(*found, strict=True):
+        assert torch.equal(a, b) or not b.isfinite().all(), f"{treated}: autocast, {case['engine']}: {b} != {a}"
+    counts[f"treated, autocast: {case['engine']}"] += bool(found[0])
