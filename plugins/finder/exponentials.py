@@ -236,7 +236,8 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "gradient_difference": form.error,
         }
         # positives of a batched product are on each of its diagonals
-        groups = math.prod(products[0].a.shape[:-2]) if products[0].kind == "matrix" else 1
+        flattened = products[0].kind != "matrix" or (group[0].logits and sink.x.dim() < 3)
+        groups = 1 if flattened else math.prod(products[0].a.shape[:-2])
         rule = (RULES | {f"the diagonal of each of {groups} parts": "diagonal"}).get(str(finding["positives"]))
         width = sum(unit.s.shape[1] for unit in group if not unit.single)
         apart = not bool((form.positives.sum(1) > 1).any())  # no positive beside that of a product of its own
