@@ -50,8 +50,11 @@ def judge(watch: Watch, root: Tensor) -> list[Finding]:
     found = [finding for finding in every if finding is not None]
     _pair_directions(found)
     with cut(sink.edge for sink in (*labeled, *others) if sink.edge is not None):
-        rests = [gradients(root, [finding["_sink"].x])[0] for finding in found]
-    for finding, left in zip([*found], rests, strict=True):  # another term of the same logits would stay as it is
+        places = [[finding["_sink"].x, *(product.edge for product in finding["_products"])] for finding in found]
+        rests = [gradients(root, each) for each in places]
+    for finding, (left, *before) in zip([*found], rests, strict=True):  # other terms would stay as they are
+        if finding["kind"] in _BY_CALL and any(g is not None and bool(g.any()) for g in before):
+            finding["beside"] = True
         if finding["ours"] and finding["kind"] in _BY_CALL and left is not None and bool(left.nan_to_num().any()):
             term: Finding = {"kind": f"another term, beside the {finding['kind']}", "form": None, "ours": False}
             found.append(_base(finding["_sink"], finding["_products"]) | term)
@@ -168,6 +171,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
                 "classes rather than samples"
             )
     if "weight" in options:
+        finding["doubts"].append("weight= counts anchors by their column, which no objective does: leave it out")
         return {**finding, "form": "cross entropy with class weights"}
     if targets is not None and bool((targets.amax(1) < targets.sum(1)).any()):
         finding["positives"] = f"soft targets, the largest at {finding['positives']}"

@@ -212,6 +212,8 @@ def _loss_words(loss: Finding) -> list[str]:
         rows.append(("directions", f"both: the transposed logits are at {at}"))
     elif loss.get("way") == "both":
         rows.append(("directions", "rows and columns of the same logits"))
+    if loss.get("beside"):
+        rows.append(("beside", "another term takes the same products of embeddings, a margin perhaps: it would stay"))
     if loss["processes"] > 1:
         rows.append(("processes", f"{loss['processes']}, logits of one process {shape}"))
     compared = [
@@ -273,7 +275,7 @@ def _form_words(loss: Finding) -> str:
         extra.append(f"{loss['ignored']} rows are ignored")
     if loss.get("self_similarity"):
         extra.append("all samples of a batch with each other")
-    return ", ".join([TITLES[name], *extra])
+    return ", ".join([TITLES.get(name, form), *extra])
 
 
 def _by_hand(loss: Finding) -> str:

@@ -220,6 +220,20 @@ def loss(a, b):
         1,
         "--positives gradient --scale 1",
     ),
+    "positives on the diagonals of a batch of products, in logits that were flattened": (
+        """
+tokens = nn.Linear(5, 15)
+
+
+def loss(a, b):
+    one, two = (norm(tokens(x).view(N, 3, 5)) for x in (a, b))
+    p = F.log_softmax((one @ two.mT / 0.1).view(-1, 3), -1)
+    return -p.gather(1, torch.arange(3).repeat(N)[:, None]).mean()
+""",
+        "infonce",
+        10,
+        "--positives gradient --scale 10",
+    ),
     "a loss for each anchor": (
         """
 def loss(a, b):
@@ -911,3 +925,28 @@ def test_without_anything_to_tell(find):
     found = find(HARNESS.replace("{code}", "loss = lambda a, b: F.mse_loss(a, b)"))
     assert (found.data["told"], found.data["own"]) == ([], None)
     assert "told " not in found.err
+
+
+def test_class_weights_are_named_with_what_to_do(find):
+    code = """
+def loss(a, b):
+    return F.cross_entropy(norm(a) @ norm(b).T / 0.1, torch.arange(N), weight=torch.arange(N) + 1.0)
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert (found.code, found.data["commands"]) == (3, [])
+    assert "cross entropy with class weights" in found.err
+    assert "weight= counts anchors by their column, which no objective does: leave it out" in found.err
+
+
+@pytest.mark.parametrize(
+    ("margin", "said"), [("(s - s.diag()[:, None] + 0.2).clamp(min=0).mean()", True), ("0 * a.sum()", False)]
+)
+def test_a_margin_of_the_same_similarities_is_named(find, margin, said):
+    code = f"""
+def loss(a, b):
+    s = norm(a) @ norm(b).T
+    return F.cross_entropy(s / 0.1, torch.arange(N)) + {margin}
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert found.code == 0
+    assert ("another term takes the same products of embeddings" in found.err) is said
