@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import bed_broad
+import bed_distant
 import bed_fields
 import bed_graphs
 import bed_images
@@ -45,7 +46,7 @@ from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
 PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen, bed_fields)
-PAGES += (bed_trainers, bed_pairs, bed_strangers, bed_news, bed_senses, bed_broad)
+PAGES += (bed_trainers, bed_pairs, bed_strangers, bed_news, bed_senses, bed_broad, bed_distant)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
