@@ -105,7 +105,7 @@ def is_own(frame: FrameType) -> bool:
 
 def is_installed(file: str) -> bool:
     """Return whether ``file`` belongs to an installed package or to Python, rather than to the user."""
-    return file.startswith(_PYTHON) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
+    return file.startswith((_PYTHON, "<frozen ")) or not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def is_of_torch(file: str) -> bool:

@@ -216,6 +216,17 @@ def test_names_of_a_script_in_a_folder_that_is_named_like_a_module_of_python(tmp
     assert names["seen"]["doc_ids"] == [1, 2]
 
 
+def test_names_of_what_starts_the_script_are_not_its_own(find):
+    """``python -m cProfile train.py`` has a list, too, in a frame that no path leads to."""
+    lines = "def started(run, script):\n    run_globals = {'__all__': list('abcabcab')}\n    return run(script)\n"
+    names: dict = {}
+    exec(compile(lines, "<frozen runpy>", "exec"), names)
+    loop = CROSS_ENTROPY + LOOP.format(values="", call="*views()")
+    found = names["started"](find, SCRIPT.replace("{more}", "").replace("{code}", loop))
+    assert found.data["errors"] == []
+    assert not [loss for loss in found.losses if "run_globals" in str(loss)]
+
+
 @pytest.mark.parametrize(
     ("path", "distinct", "classes"), [("batch[1]", 10, True), ("batch[1]", 16, False), ("batch['doc_id']", 10, False)]
 )
