@@ -189,7 +189,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("words", [["toy/train.py"], ["-m", "toy.train"]], ids=["file", "module"])
+@pytest.mark.parametrize(
+    "words", [pytest.param(["toy/train.py"], marks=pytest.mark.slow), ["-m", "toy.train"]], ids=["file", "module"]
+)
 def test_hydra_finds_its_configs_beside_the_script(words, tmp_path):
     pytest.importorskip("hydra")
     (tmp_path / "toy" / "conf").mkdir(parents=True)

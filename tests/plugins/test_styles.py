@@ -52,7 +52,7 @@ def trained(find, monkeypatch, capsys):
         finally:
             sys.modules.pop("toy", None)
         out, err = capsys.readouterr()
-        assert code == 0 or "elsewhere.py" in err, err
+        assert code == 0, err
         return [float(x) for x in out.split()], err
 
     return run
@@ -65,18 +65,19 @@ def test_every_style_is_found_and_trains_as_the_script_or_with_the_objective(fin
     script = HARNESS.replace("{code}", VARIANTS[name][0]).replace("        optimizer.step()", PRINTS)
     found = find(script, "--objective", HCL)
     check_findings(name, script, found)
+    plain = [float(line) for line in found.out.split()]  # the steps that auto has watched
+    assert len(plain) >= 2
     for command in found.data["commands"]:
         if command[2] != "logits":
             continue
-        plain, _ = trained("logits", "--site", "elsewhere.py:1")
         at = command.index("--objective")
         own = command[command.index("--own") + 1] if "--own" in command else "host"
         words = [*command[2:at], "--only"]
         same, _ = trained(*words, "--objective", own)
-        assert len(plain) == 6
-        assert plain == pytest.approx(same, rel=1e-4)
+        assert len(same) == 6
+        assert same[: len(plain)] == pytest.approx(plain, rel=1e-4)
         if "siglip" in name:
             continue
         ours, said = trained(*words, "--objective", HCL)
         assert "was that of the host's own loss in " in said
-        assert ours != plain
+        assert ours[: len(plain)] != plain

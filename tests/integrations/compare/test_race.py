@@ -565,7 +565,7 @@ def test_a_function_whose_loss_auto_does_not_find_has_the_temperature_of_own(tmp
     assert at_temperature("host", raced.own) == "host"
 
 
-@pytest.mark.parametrize("name", ["doc", "label"])
+@pytest.mark.parametrize("name", [pytest.param("doc", marks=pytest.mark.slow), "label"])
 def test_class_labels_are_not_proposed(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     script = (ROOT / "tests" / "support" / "planted_train.py").read_text(encoding="utf-8")

@@ -43,7 +43,11 @@ def compare(line: str, cwd: Path, **variables: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    "command", ["race --steps-flag --steps", "compare --tune 3 --tune-metric json:results.json:dev"]
+    "command",
+    [
+        pytest.param("race --steps-flag --steps", marks=pytest.mark.slow),
+        "compare --tune 3 --tune-metric json:results.json:dev",
+    ],
 )
 def test_a_wrong_name_is_said_before_any_temperature_is_tuned(command, here, capsys):
     name, flags = command.split(maxsplit=1)
@@ -116,6 +120,7 @@ def test_the_scripts_own_loss_and_another(here, capsys):
         assert (run.path / "out" / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_verdicts_over_items_are_in_later_reports(here, capsys):
     train = (
         (here / "train.py")
@@ -191,7 +196,7 @@ def test_the_last_words_of_a_script_are_the_reason(here, capfd):
 @pytest.mark.parametrize(
     ("command", "metric"),
     [
-        ("race --objective 'host; ids=labels'", "'output:tset (.+)'"),
+        pytest.param("race --objective 'host; ids=labels'", "'output:tset (.+)'", marks=pytest.mark.slow),
         pytest.param(
             "race --steps-flag --steps --objective hcl --confirm-metric json:results.json:tset",
             READ.split()[1],

@@ -155,6 +155,7 @@ def test_evaluation_is_the_same_for_all_and_without_chance(undisturbed):
     assert np.mean(returns[:2]) == undisturbed.result["final score"]
 
 
+@pytest.mark.slow
 def test_the_command_line_trains_and_evaluates(tmp_path, capsys):
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in TINY.items() if name != "features"]
     flags += ["--steps=1000", "--repeat=40", "--eval-every=1000", "--episodes=1", f"--out={tmp_path}", f"--task={TASK}"]

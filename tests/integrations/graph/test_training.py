@@ -453,7 +453,7 @@ def test_the_adnce_preset_is_the_papers_table():
         assert recipe.settings == preset("graphcl", dataset).settings == {"augment": augment}
 
 
-@pytest.mark.parametrize("package", ["torch_geometric", "safetensors"])
+@pytest.mark.parametrize("package", ["torch_geometric", pytest.param("safetensors", marks=pytest.mark.slow)])
 def test_a_missing_framework_is_one_error_that_names_the_extra(package):
     """Also one that a run would need only when its training has ended."""
     code = (

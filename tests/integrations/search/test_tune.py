@@ -212,6 +212,7 @@ def test_the_baseline_is_tuned_too_and_no_report_shows_any_of_it(tmp_path, capsy
     assert "no finished run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_baseline_of_ones_own(tmp_path, capsys):
     pytest.importorskip("torch_geometric")
     words = ["infonce:t=0.2", "--baseline", "hcl:t=0.2", "--budget", "1", "--json", "--out", str(tmp_path)]
