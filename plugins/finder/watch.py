@@ -108,6 +108,7 @@ class Watch(TorchFunctionMode):
         self.survey: dict[tuple[str, str], int] = {}
         self.errors: list[str] = []  # of sinks that could not be judged
         self.backwards = 0
+        self.waited = 0  # backward passes that have kept their graph, since the last that has not
         self._backward = torch.autograd.backward
 
     def start(self) -> None:
@@ -128,16 +129,23 @@ class Watch(TorchFunctionMode):
         return True
 
     def _watched_backward(self, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        self._end_step(tensors)
+        self._end_step(tensors, bool(args[1] if len(args) > 1 else kwargs.get("retain_graph")))
         return self._backward(tensors, *args, **kwargs)
 
-    def _end_step(self, tensors: Any) -> None:
+    def _end_step(self, tensors: Any, retains: bool = False) -> None:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         self.backwards += 1
         with torch._C.DisableTorchFunction(), same_grad(self.retained):
             for root in roots:
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
+            if retains and self.waited < 4:  # other losses of this graph may have backward passes of their own
+                sums, logits = [root.sum() for root in roots if root.requires_grad], [sink.x for sink in self.sinks]
+                reached = torch.autograd.grad(sums, logits, retain_graph=True, allow_unused=True) if logits else ()
+                self.sinks = [sink for sink, gradient in zip(self.sinks, reached, strict=True) if gradient is None]
+                self.waited += 1
+                return
+        self.waited = 0
         stores = (self.products, self.elementwise, self.sinks, self.scalars, self.softmax_inputs, self.retained)
         for store in (*stores, self.passed, self.made, self.unlinked):
             store.clear()

@@ -848,6 +848,22 @@ def loss(a, b):
         assert [loss["calls"] for loss in found.losses] == [3]
 
 
+def test_losses_of_one_graph_may_have_a_backward_pass_each(find):
+    code = """
+def loss(a, b):
+    logits = norm(a) @ norm(b).T * 10
+    first = F.cross_entropy(logits, torch.arange(N))
+    first.backward(retain_graph=True)
+    return F.cross_entropy(logits.T, torch.arange(N))
+"""
+    found = find(HARNESS.replace("{code}", code))
+    assert found.code == 0, found.err
+    lines = [loss["line"] for loss in found.losses if loss["ours"]]
+    assert len(lines) == 2
+    (command,) = found.data["commands"]
+    assert [f"toy.py:{line}" in command for line in lines] == [True, True]
+
+
 @pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])
 def test_other_frameworks_are_refused_at_once(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)
