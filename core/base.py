@@ -18,7 +18,7 @@ from typing_extensions import Self, Unpack, dataclass_transform
 
 from . import checks, spec
 from .batch.batch import Batch
-from .batch.choose_engine import chunked_loss
+from .batch.chunked import chunked_loss
 from .batch.gathered import gathered_batch
 from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction, View
 from .batch.pairings import check_guide, check_use, guide_of_targets, scores_of, uses_guide
@@ -159,7 +159,7 @@ class Objective(Parametrized):
         check_guide(batch, self)
         if batch.normalize and not checks.compiling():
             warn_of_scales(self)
-        return self.from_pairings(partial(scores_of, batch), batch.device, reduction=reduction)
+        return self.compute_loss(partial(scores_of, batch), batch.device, reduction=reduction)
 
     if TYPE_CHECKING:  # torch types the call of a module as Any
 
@@ -188,7 +188,7 @@ class Objective(Parametrized):
         """
         check_use(guide, self)
         scores = scores_from_matrices(pos, neg, mask, pos_mask, guide)
-        return self.from_pairings(lambda _: scores, pos.device, reduction=reduction)
+        return self.compute_loss(lambda _: scores, pos.device, reduction=reduction)
 
     def from_logits(
         self,
@@ -232,25 +232,25 @@ class Objective(Parametrized):
         batch = scores_from_logits(logits, labels, scale, bias, ignore_index, empty, log_q, guide, targets)
         warn_of_scale(self, batch, scale)
         with at_scale(scale, bias):
-            loss = self.from_pairings(lambda _: batch, logits.device, reduction=reduction)
+            loss = self.compute_loss(lambda _: batch, logits.device, reduction=reduction)
         return loss.unflatten(0, logits.shape[:-1]) if reduction == "none" and logits.dim() > 2 else loss
 
-    def from_pairings(
-        self, scores: Callable[[str], Scores], device: torch.device, *, reduction: Reduction = "mean"
+    def compute_loss(
+        self, scores_for: Callable[[str], Scores], device: torch.device, *, reduction: Reduction = "mean"
     ) -> Tensor:
-        """Compute the loss of the scores that each term asks for, by the name of its pairing, on this device."""
+        """Compute the loss of the scores on this device that ``scores_for`` returns for each term's pairing."""
         check_known(f"{type(self).__name__}: unknown reduction", reduction, REDUCTIONS)
         # autocast would round the products of float32 tensors to half precision, too coarse for small temperatures
         with checks.exact(device):
-            loss = self._value(scores, reduction)
+            loss = self._loss(scores_for, reduction)
         for module in self.modules() if self._modules and self.training and torch.is_grad_enabled() else ():
             if isinstance(module, Schedule):
                 module.advance()
         return loss
 
-    def _value(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
+    def _loss(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
         scores = scores_for(self.pairing)
-        if (in_chunks := chunked_loss(self, scores, reduction)) is not None:
+        if scores.neg.engine != "matrix" and (in_chunks := chunked_loss(self, scores, reduction)) is not None:
             return in_chunks
         losses = scores.mark_invalid(self.losses(scores))  # (anchors, P) or (anchors, 1)
         if reduction == "mean" and scores.uniform:
@@ -340,8 +340,8 @@ class Sum(Objective):
     def diagnostics(self, scores: Scores) -> dict[str, Tensor]:
         return {f"{k}[{part}]": v for _, part in self.terms() for k, v in part.diagnostics(scores).items()}
 
-    def _value(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
-        values = [current(w) * part._value(scores_for, reduction) for w, part in self.terms()]
+    def _loss(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
+        values = [current(w) * part._loss(scores_for, reduction) for w, part in self.terms()]
         if len({v.shape for v in values}) > 1:
             raise ValueError(f"{self}: reduction='none' needs the same anchors in every term: give them one pairing=.")
         return reduce(add, values)

@@ -1,7 +1,6 @@
-"""Large batches in compiled code: a compiler can trace a matrix, but neither tiles nor chunks nor GPU kernels.
+"""Large batches in compiled code break the graph: a compiler can trace a matrix, but neither tiles nor GPU kernels.
 
-So such a call breaks the compiler's graph. This module is imported where code is being compiled, since
-:func:`torch.compiler.disable` imports the compiler.
+Imported only where code is being compiled, since :func:`torch.compiler.disable` imports the compiler.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor  # pyright: ignore[reportMissingModuleSource]
 
-from .batch.choose_engine import fastest_engine
 from .batch.options import Keys, View
+from .batch.scores import fastest_engine
 
 _exporting = getattr(torch.compiler, "is_exporting", lambda: False)  # not in torch 2.2
 

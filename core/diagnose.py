@@ -68,7 +68,7 @@ def weight_curve(
         mass = torch.cat([torch.ones_like(own), torch.full_like(points, 1e-12)])
         neg, pos = MatrixNegatives(row, log_weight=mass.log().unsqueeze(0)), row.new_full((1, 1), positive)
         scores = Scores(pos, neg, adversarial=Scores(pos, neg), index=torch.zeros(1, 2, dtype=torch.long))
-        loss = deepcopy(as_objective(objective)).eval().cpu().from_pairings(lambda _: scores, row.device)
+        loss = deepcopy(as_objective(objective)).eval().cpu().compute_loss(lambda _: scores, row.device)
         weight = derivative(loss, row)[0] / mass
     scale = weight[: len(own)].abs().mean()
     return grid, weight[-len(grid) :] / torch.where(scale > 0, scale, 1.0)

@@ -23,7 +23,7 @@ from .base import Objective, Wrapper, as_objective
 from .batch.batch import Batch
 from .batch.options import Keys, Reduction, View
 from .batch.pairings import scores_of, uses_guide
-from .batch.ready_made import MASKED, columns_of, score_columns
+from .batch.ready_made import MASKED, columns_of, similarity_columns
 from .batch.rules import Rule, as_rules, guided, limits, parse, rounded_up
 from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, positives_of, spread
 from .batch.scores import Scores
@@ -115,13 +115,13 @@ class Treatment(Wrapper):
         self._count(tally)
         return self.objective.from_scores(*args, **options)
 
-    def from_pairings(self, scores: Any, *args: Any, **options: Any) -> Tensor:
-        if not (isinstance(scores, partial) and scores.func is scores_of):
+    def compute_loss(self, scores_for: Any, *args: Any, **options: Any) -> Tensor:
+        if not (isinstance(scores_for, partial) and scores_for.func is scores_of):
             raise TypeError(f"{self}: the scores of a pairing do not say which keys these are; call from_scores.")
-        batch, pairing = scores.args[0], self.objective.terms()[0][1].pairing
+        batch, pairing = scores_for.args[0], self.objective.terms()[0][1].pairing
         with checks.exact(batch.device):
-            self._count_embeddings(batch, scores(pairing))
-        return self.objective.from_pairings(scores, *args, **options)
+            self._count_embeddings(batch, scores_for(pairing))
+        return self.objective.compute_loss(scores_for, *args, **options)
 
     def from_logits(self, logits: Tensor, labels: Tensor | None = None, **options: Any) -> Tensor:
         """Compute the loss of logits, with the options of :meth:`Objective.from_logits` and those of :attr:`paths`.
@@ -206,13 +206,13 @@ class Treatment(Wrapper):
         if not (self.told or self.rules):
             return (pos, neg, mask), options, None
         if not isinstance(neg, Tensor):
-            raise TypeError(f"{self}: neg: expected a matrix of scores, got {type(neg).__name__}.")
+            raise TypeError(f"{self}: neg: expected a matrix of similarities, got {type(neg).__name__}.")
         if "labels" in self.told:
             raise TypeError(f"{self._named('labels')}: scores do not say which keys are positives, too; use ids=.")
         if "log_q" in self.told:
             raise TypeError(f"{self._named('log_q')}: expected logits or embeddings, got scores.")
         with torch.no_grad():
-            p, s = score_columns(pos.detach(), "pos"), widen(neg.detach())
+            p, s = similarity_columns(pos.detach(), "pos"), widen(neg.detach())
             drop = torch.zeros_like(s, dtype=torch.bool)
             for name in self.told:
                 pair = known[name]
@@ -225,7 +225,7 @@ class Treatment(Wrapper):
             if judges[1].shape != s.shape:
                 raise ValueError(f"treatment: guide: expected scores {(*s.shape,)}, got {(*judges[1].shape,)}.")
             before = torch.ones_like(drop) if mask is None else mask
-            of_positives = score_columns(judges[0], "guide[0]", len(p))
+            of_positives = similarity_columns(judges[0], "guide[0]", len(p))
             left, tally = self._left(before, drop, judges[1], of_positives, options.get("pos_mask"))
         options |= {"guide": known["guide"]} if uses_guide(self.objective) else {}
         return (pos, neg, left), options, tally
@@ -307,7 +307,7 @@ class Treatment(Wrapper):
         anchors = zero + (len(scores.pos) if factor is None else factor.sum())
         empty = zero if scores.emptied is None else zero + scores.emptied.sum()
         if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
-            others = (keys := scores.neg.scores.shape[1]) - keys // batch.total - scores.neg.count  # not its own
+            others = (keys := scores.neg.matrix.shape[1]) - keys // batch.total - scores.neg.count  # not its own
             excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()
         self._count((anchors, excluded, empty), scores.neg.across)
 

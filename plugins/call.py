@@ -28,7 +28,7 @@ class Call:
     Attributes:
         args: the embeddings of the views, or the arguments of another method.
         options: further arguments.
-        method: ``forward``, ``from_logits`` or ``from_pairings``.
+        method: ``forward``, ``from_logits`` or ``compute_loss``.
         scale, bias: the host's, which ``t=host`` and ``b=host`` stand for.
         first: of all anchors, only the samples of the first view count.
         epsilon: the host adds it to the probability in its own loss, ``-log(p + epsilon)``.

@@ -80,9 +80,9 @@ class _Call(Call):
 
     def _of(self, loss_fn: Objective) -> Call:
         z_a, z_pos, w = self.args
-        # from_pairings: regularizers look at other similarities than the other terms
+        # compute_loss: regularizers look at other similarities than the other terms
         sides = Sides(z_a, [z_pos], w if default_scores(loss_fn) == "bilinear" else None)
-        return Call((sides, z_a.device), method="from_pairings")
+        return Call((sides, z_a.device), method="compute_loss")
 
 
 def patch(agent: Any, objective: str | Seam) -> Seam:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,10 +16,9 @@ from .. import checks
 from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
-from ..vectors import EPS, EPS_HALF, UnitViews, unit
+from ..vectors import EPS, EPS_HALF, are_ordinary, inverse_norms, largest_entry, unit, warn_of_zeros
 from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, Pairing, View, checked_log_q, chosen_directions
 from .rules import Rule, as_rules
-from .scores import Scores
 
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
 
@@ -51,7 +52,7 @@ class Batch:
     of_documents: ProcessGroup | None = None
     offset: int = 0  # of this process's samples in the batch of all processes
     largest_norm: float = math.inf  # of a view's rows, once they are checked
-    _views: list[Tensor] | None = None
+    _normalized: list[Tensor] | None = None
     _stack: Tensor | None = None
 
     def __init__(self, views: Sequence[View], **known: Unpack[BatchOptions]) -> None:
@@ -66,7 +67,7 @@ class Batch:
         self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
         self.total = self.size  # of all processes
         self.dtype = torch.float64 if torch.float64 in [view.dtype for view in self.raw] else torch.float32
-        self.scores: dict[str, Scores] = {}  # of each pairing so far
+        self.paired: dict[str, Any] = {}  # the scores of each pairing so far
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}
         if known or self.pairing == "joint":
             self._describe(**known)
@@ -110,23 +111,23 @@ class Batch:
         self.in_batch = known.get("in_batch", True)
         self._check()
 
-    @property
-    def views(self) -> list[Tensor]:
-        if self._views is not None:
-            return self._views
+    def normalized(self) -> list[Tensor]:
+        """Return the views as they are compared: of unit length unless ``normalize=False``; computed once."""
+        if self._normalized is not None:
+            return self._normalized
         first, *others = self.raw
         alike = all(v.dtype == first.dtype and v.requires_grad == first.requires_grad for v in others)
         if alike and self.normalize and first.dim() == 2 and not checks.traced():
-            self._stack, _, *self._views = UnitViews.apply(self._eps(first), self.dtype, *self.raw)
+            self._stack, _, *self._normalized = NormalizeViews.apply(self._eps(first), self.dtype, *self.raw)
         else:
             self.check_finite()
-            self._views = [self._prepared(v, f"view {i}") for i, v in enumerate(self.raw, 1)]
-        return self._views
+            self._normalized = [self._prepared(v, f"view {i}") for i, v in enumerate(self.raw, 1)]
+        return self._normalized
 
-    def view(self, i: int) -> Tensor:
-        """Return one of the views: the gradients of the others stay None."""
-        if self._views is not None:
-            return self.views[i]
+    def normalized_view(self, i: int) -> Tensor:
+        """Return one of the views as it is compared: the gradients of the others stay None."""
+        if self._normalized is not None:
+            return self._normalized[i]
         self.check_finite()
         return self._prepared(self.raw[i], f"view {i + 1}")
 
@@ -134,11 +135,7 @@ class Batch:
         """Stack some views below one another."""
         if len(views) == 1:
             return views[0]
-        if views is not self._views:
-            return torch.cat([*views])
-        if self._stack is None:
-            self._stack = torch.cat(self.views)
-        return self._stack
+        return torch.cat([*views]) if views is not self._normalized or self._stack is None else self._stack
 
     @property
     def bound(self) -> float | None:
@@ -262,7 +259,7 @@ class Batch:
             raise ValueError(f"guide: {expected}, got shapes {', '.join(map(checks.shape, listed))}.")
         guide = copy(self)
         guide.raw, guide.width = [view.detach().to(self.dtype) for view in listed], listed[0].shape[-1]
-        guide.normalize, guide.mixed, guide.scores, guide._gathered = True, None, {}, {}
+        guide.normalize, guide.mixed, guide.paired, guide._gathered = True, None, {}, {}
         if (bank := self.queue) is not None and bank.guide is not None:
             guide.queue = bank._replace(embeddings=guide._bank(bank.guide.detach().to(self.dtype)), guide=None)
         if (hard := self.negatives) is not None:
@@ -320,3 +317,53 @@ class Batch:
                 raise ValueError(f"engine={name!r}: torch.func needs 'matrix' or 'auto'.")
             return "matrix", None
         return name, int(edge) if edge else None
+
+
+class NormalizeViews(torch.autograd.Function):
+    """Scale the rows of ``m`` views ``(B, d)`` to length one: all below one another, ``(m B, d)``, and view by view.
+
+    Their gradients are view by view: to join them would take longer. The factors of the rows, the second result, are
+    for second derivatives.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, *views: Tensor) -> tuple[Tensor, ...]:
+        z = torch.cat([*views])
+        z = z if z.dtype == dtype else z.to(dtype)
+        norms = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        if are_ordinary(norms, eps):
+            scale = norms.reciprocal()
+            z.mul_(scale)
+        else:
+            for i, (view, lengths) in enumerate(zip(views, norms.chunk(len(views)), strict=True), 1):
+                checks.require_finite(view, f"view {i}")
+                warn_of_zeros(lengths, f"view {i}")
+            largest = largest_entry(z)
+            scale = inverse_norms(z.div_(largest))
+            z.mul_(scale)
+            scale = scale / largest.clamp(min=eps)  # of the gradient: one over the lengths
+        ctx.dtype, ctx.views = views[0].dtype, len(views)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(z, scale)
+        return z, scale, *z.chunk(len(views))
+
+    @staticmethod
+    def backward(ctx: Any, d_stack: Tensor | None, d_scale: Tensor | None, *d_views: Tensor | None) -> Any:
+        def of_each(x: Tensor | None) -> Sequence[Any]:
+            return [None] * ctx.views if x is None else x.chunk(ctx.views)
+
+        stack, scales = map(of_each, ctx.saved_tensors)
+        results, views = [], zip(stack, scales, of_each(d_scale), of_each(d_stack), d_views, strict=True)
+        for z, scale, d_factor, *gradients in views:
+            known = [d for d in gradients if d is not None]
+            d = reduce(torch.add, known) if known else torch.zeros_like(z)
+            # the part perpendicular to the rows, which are unit vectors
+            along = d * z
+            if torch.is_grad_enabled():
+                d = (d - z * along.sum(1, keepdim=True)) * scale
+            else:  # one buffer for all steps
+                d = torch.addcmul(d, z, along.sum(1, keepdim=True), value=-1, out=along).mul_(scale)
+            if d_factor is not None:  # of a second derivative
+                d = d - scale**2 * z * d_factor
+            results.append(d.to(ctx.dtype))
+        return None, None, *results

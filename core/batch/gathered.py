@@ -29,7 +29,9 @@ def gathered_batch(
         if batch.guide is not None:
             batch.guide.check_finite()
         documents = next((x for x in views if isinstance(x, Keys)), None)
-        facts = _facts(batch, documents, options) | {LEARNED: _numbers(objective)}
+        # rounded, since GPUs of two kinds may update equal numbers to slightly different ones
+        learned = [f"{x.item():.4g}" for x in objective.parameters() if x.numel() == 1]
+        facts = _facts(batch, documents, options) | {LEARNED: crc32(repr((objective, learned)).encode())}
     except Exception:
         exchange(group, [0])  # no samples: the other processes stop too
         raise
@@ -72,10 +74,3 @@ def _fact(name: str, x: Any, size: int) -> int:
     if isinstance(x, Tensor):
         return 1 if "documents" in name else len(x) if name.startswith("queue") else max(1, x.numel() // size)
     return 0 if x is None else crc32(repr(x).encode())
-
-
-def _numbers(objective: nn.Module) -> int:
-    """Return a checksum of an objective's settings and learned numbers."""
-    # rounded, since GPUs of two kinds may update equal numbers to slightly different ones
-    learned = [f"{x.item():.4g}" for x in objective.parameters() if x.numel() == 1]
-    return crc32(repr((objective, learned)).encode())

@@ -22,14 +22,13 @@ from .. import checks
 from ..engine.joined import joined
 from ..engine.matrix import Negatives
 from .batch import Batch
-from .choose_engine import negatives_of, own_negatives
 from .options import HARDNESS
-from .scores import Scores
+from .scores import Scores, negatives_of, own_negatives
 
 
 def joint(batch: Batch) -> Scores:
     """Score the first view with the second one, and with negatives of all directions."""
-    views = batch.views
+    views = batch.normalized()
     queries, docs = views[:1], views[1:]
     every = None if batch.negatives is None else batch.negatives.embeddings
     hard = every if batch.negatives is not None and batch.negatives.shared else None

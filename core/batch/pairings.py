@@ -13,9 +13,8 @@ pairing        anchors, positives and negatives, for ``m`` views of ``B`` sample
 ``single``     the first view; none; the first view of the others (regularizers)
 ``joint``      the first view; the second; the keys of ``directions=``, beside one another. By default those of all four
                directions, as in GTE (:mod:`counterpoint.batch.joint`)
-``queue``      the query; the key; the queue (MoCo). Chosen by ``queue=``. For ``(B, m, d)`` inputs the positives
-               are the ``m (m - 1)`` pairs of different views, the negatives those of the first view. With documents:
-               the query; any of the documents; the others
+``queue``      the query; the key; the queue (MoCo). With documents: the query; any of the documents; the others. Chosen
+               by ``queue=`` or by documents: :mod:`counterpoint.batch.bank`
 =============  ==================================================================================================
 """
 
@@ -27,50 +26,54 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..engine.mask import Mask
-from ..engine.matrix import MatrixNegatives, Negatives, matrix_of
+from ..engine.matrix import MatrixNegatives, matrix_of
 from ..engine.tiles import LIMITED
 from ..names import check_known
 from ..vectors import widen
+from .bank import queue
 from .batch import Batch
-from .choose_engine import Part, has_zeros, masked_negatives, negatives_of, own_negatives, pairs_of
 from .joint import joint
-from .options import Keys
 from .rules import limits, rounded_up
-from .scores import PairScores, Scores, counted_positives
+from .scores import Part, Scores, counted_positives, negatives_of, own_negatives, pair_scores
 
 
 def scores_of(batch: Batch, pairing: str) -> Scores:
     """Return the scores of a batch for an objective that asks for ``pairing``, computing those of each pairing once."""
     name = pairing_in_force(batch, pairing)
-    if name not in batch.scores:
+    scores: Scores | None = batch.paired.get(name)
+    if scores is None:
         _check_views(batch, name)
-        scores = judge = PAIRINGS[name](batch)
+        scores = PAIRINGS[name](batch)
         scores.pairing = batch.bank if batch.bank == "documents" else name
-        scores.views, scores.width = scores.views or len(batch.raw), batch.width
-        if batch.guide is not None:
-            with torch.no_grad():
-                judge = PAIRINGS[name](batch.guide)
-            scores.guide_pos = judge.pos
-        if batch.rules:
-            _exclude_false_negatives(batch, name, scores, judge)
-        if batch.guide is not None:
-            scores.neg.set_guide(judge.neg)
-        if batch.prior is not None:
-            scores.prior = _per_anchor(batch.prior, scores.pos)
-        if batch.positive_factor is not None and name != "single":
-            scores.positive_factor = _per_anchor(batch.positive_factor, scores.pos)
-        if batch.index is not None:
-            which = torch.arange(len(scores.pos) // batch.size, device=batch.device).repeat_interleave(batch.size)
-            scores.index = torch.stack([batch.index.repeat(len(which) // batch.size), which], 1)
-        for part in (scores, scores.adversarial, *scores.mixed):
-            if part is not None:
-                part.bound = batch.bound
-        for part in (scores, scores.adversarial):
-            if part is not None:
-                part.neg.group = batch.group
-        batch.scores[name] = scores
-    return batch.scores[name]
+        scores.view_count, scores.width, scores.bound = scores.view_count or len(batch.raw), batch.width, batch.bound
+        _apply_options(batch, name, scores)
+        scores.neg.group = batch.group
+        batch.paired[name] = scores
+    return scores
+
+
+def _apply_options(batch: Batch, name: str, scores: Scores) -> None:
+    """Exclude false negatives, and add the guide, prior, factor and index of each anchor, if the call has them."""
+    judge = scores
+    if batch.guide is not None:
+        with torch.no_grad():
+            judge = PAIRINGS[name](batch.guide)
+        scores.guide_pos = judge.pos
+    if batch.rules:
+        _exclude_false_negatives(batch, name, scores, judge)
+    if batch.guide is not None:
+        scores.neg.set_guide(judge.neg)
+    if batch.prior is not None:
+        scores.prior = _per_anchor(batch.prior, scores.pos)
+    if batch.positive_factor is not None and name != "single":
+        scores.positive_factor = _per_anchor(batch.positive_factor, scores.pos)
+    if batch.index is not None:
+        which = torch.arange(len(scores.pos) // batch.size, device=batch.device).repeat_interleave(batch.size)
+        scores.index = torch.stack([batch.index.repeat(len(which) // batch.size), which], 1)
+    if scores.adversarial is not None:
+        scores.adversarial.bound, scores.adversarial.neg.group = batch.bound, batch.group
+    for part in scores.mixed:
+        part.bound = batch.bound
 
 
 def check_guide(batch: Batch, objective: Any) -> None:
@@ -155,7 +158,7 @@ def _own_positives(batch: Batch) -> Tensor:
     """Return the similarities of the first view to the sample's others, for a pairing without positives."""
     if len(batch.raw) < 2:
         raise ValueError("false_negatives: a margin needs positives, at least 2 views; cp.threshold() does not.")
-    first, *others = (batch.view(i).detach() for i in range(len(batch.raw)))
+    first, *others = (batch.normalized_view(i).detach() for i in range(len(batch.raw)))
     first, *others = (z[:, 0] if z.dim() == 3 else z for z in (first, *others))
     return torch.stack([(first * z).sum(-1) for z in others], 1)
 
@@ -185,115 +188,70 @@ def pairing_in_force(batch: Batch, default: str) -> str:
     return default if chosen is None else chosen.get(default, default)
 
 
-def _views(batch: Batch) -> Scores:
+def _all_views(batch: Batch) -> Scores:
+    views = batch.normalized()
     if batch.labels is not None:
-        return _labeled(batch, [(batch.views, batch.views)])
-    views, number = batch.views, range(len(batch.views))
+        return _labeled(batch, [(views, views)])
+    number = range(len(views))
     products = {(i, j): (views[i] * views[j]).sum(-1) for i, j in combinations(number, 2)}
     pos = torch.cat([torch.stack([products[min(i, j), max(i, j)] for j in number if j != i], 1) for i in number])
-    return _scores(batch, [(views, views)], pos)
+    return _unlabeled(batch, [(views, views)], pos)
 
 
 def _one_way(batch: Batch) -> Scores:
-    if (pairs := pairs_of(batch)) is not None:
-        return PairScores.of(pairs)
+    if (scores := pair_scores(batch)) is not None:
+        return scores
     hard = None if batch.negatives is None else batch.negatives.embeddings
-    anchors, *others = batch.views
+    anchors, *others = batch.normalized()
     if batch.labels is not None:
         return _labeled(batch, [([anchors], others)], hard)
     pos = torch.stack([(anchors * x).sum(-1) for x in others], 1)
     if not batch.in_batch:
         return Scores(pos, own_negatives(batch, anchors))
     # SimCSE, supervised: hard negatives are further keys
-    return _scores(batch, [([anchors], others)], pos, hard=hard)
+    return _unlabeled(batch, [([anchors], others)], pos, hard=hard)
 
 
 def _symmetric(batch: Batch) -> Scores:
-    if (pairs := pairs_of(batch, both=True)) is not None:
-        return PairScores.of(pairs)
-    a, b = batch.views
+    if (scores := pair_scores(batch, both=True)) is not None:
+        return scores
+    a, b = batch.normalized()
     if batch.labels is not None:
         return _labeled(batch, [([a], [b]), ([b], [a])])
-    return _scores(batch, [([a], [b])], (a * b).sum(-1, keepdim=True).repeat(2, 1), both=True)
+    return _unlabeled(batch, [([a], [b])], (a * b).sum(-1, keepdim=True).repeat(2, 1), both=True)
 
 
 def _first_two(batch: Batch) -> Scores:
-    a, b, *rest = batch.views
+    a, b, *rest = batch.normalized()
     pos = torch.cat([torch.stack([(x * o).sum(-1) for o in (y, *rest)], 1) for x, y in ((a, b), (b, a))])
-    two = [a, b] if rest else batch.views
-    return _scores(batch, [(two, two)], pos)
+    two = [a, b] if rest else batch.normalized()  # the same list: each similarity is computed once
+    return _unlabeled(batch, [(two, two)], pos)
 
 
 def _pairs(batch: Batch) -> Scores:
-    pairs = list(combinations(batch.views, 2))
+    pairs = list(combinations(batch.normalized(), 2))
     pos = torch.cat([(x * y).sum(-1).repeat(2) for x, y in pairs]).unsqueeze(1)
-    return _scores(batch, [(pair, pair) for pair in pairs], pos)
+    return _unlabeled(batch, [(pair, pair) for pair in pairs], pos)
 
 
 def _arcl(batch: Batch) -> Scores:
-    views = batch.views
+    views = batch.normalized()
     pos = torch.stack([(x * y).sum(-1) for x, y in combinations(views, 2)], 1)
-    scores = _scores(batch, [(views[:1], views[:2])], pos)
+    scores = _unlabeled(batch, [(views[:1], views[:2])], pos)
     scores.denominator_pos = pos[:, :1]
     return scores
 
 
 def _single(batch: Batch) -> Scores:
-    z = batch.view(0)
+    z = batch.normalized_view(0)
     first = [z[:, 0] if z.dim() == 3 else z]
-    return _scores(batch, [(first, first)], z.new_zeros(len(z), 1))
+    return _unlabeled(batch, [(first, first)], z.new_zeros(len(z), 1))
 
 
-def _queue(batch: Batch) -> Scores:
-    if batch.queue is None:
-        raise ValueError("the pairing queue needs queue=.")
-    if batch.queue.positives is not None:
-        return _documents(batch, batch.queue, batch.queue.positives)
-    if len(batch.raw) != 2:
-        hint = "several of both are two tensors (batch, views, width)"
-        raise ValueError(f"queue= goes with two views, query and key, got {len(batch.raw)}; {hint}.")
-    query, key = (z if z.dim() == 3 else z.unsqueeze(1) for z in (batch.view(0), batch.view(1).detach()))
-    views, anchors = query.shape[1], query[:, 0]
-    # min over j != l: a key of the same view is not a positive in Algorithm 2
-    pairs = [(j, i) for j in range(views) for i in range(views) if i != j or views == 1]
-    pos, pos_mask = torch.stack([(query[:, j] * key[:, i]).sum(-1) for j, i in pairs], 1), None
-    bank, mask = batch.queue, _mask_of_bank(batch, batch.queue)
-    neg: Negatives
-    if batch.labels is not None and mask.ids is not None:
-        neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask, engine="matrix")
-        matrix, same = matrix_of(neg), mask.ids[0].unsqueeze(1) == mask.ids[1]
-        pos, pos_mask = torch.cat([pos, matrix], 1), torch.cat([torch.ones_like(pos, dtype=torch.bool), same], 1)
-    else:
-        neg = masked_negatives(batch, [(anchors, bank.embeddings)], mask)
-    return Scores(pos, neg, pos_mask, views=max(views, 2))
-
-
-def _mask_of_bank(batch: Batch, bank: Keys) -> Mask:
-    """Return which keys of a queue, or of the documents of all processes, count for a query."""
-    ids = None if bank.ids is None or batch.ids is None else (batch.ids, batch.all_documents(bank.ids))
-    keys = None if bank.log_q is None else -batch.all_documents(bank.log_q)
-    weight = None if keys is None else (keys.new_zeros(batch.size), keys)
-    return Mask(ids=ids, positives=bank.positives, log_weight=weight, zeros=has_zeros(weight))
-
-
-def _documents(batch: Batch, bank: Keys, positives: Tensor) -> Scores:
-    """Score queries and the documents of all processes, of which a query's positives are in its own process."""
-    queries, rows, missing = batch.view(0), positives.clamp(min=0), positives < 0
-    neg = masked_negatives(batch, [(queries, batch.all_documents(bank.embeddings))], _mask_of_bank(batch, bank))
-    if isinstance(neg, MatrixNegatives):
-        pos = neg.scores.gather(1, rows)
-    else:
-        pos = (queries.unsqueeze(1) * bank.embeddings[rows]).sum(-1)
-    if batch.group is None and checks.wanted(missing) and not bool(missing.any()):
-        return Scores(pos, neg)
-    any_positive = (~missing).any() if batch.group is None else batch.group.all_reduce((~missing).any().long()) > 0
-    error = "documents: positives: expected a positive of at least one query, got none."
-    pos_mask, counted = counted_positives(~missing, pos.dtype, error, any_positive)
-    return Scores(pos, neg, pos_mask, anchor_factor=counted)
-
-
-_FUNCTIONS = (_views, _one_way, _symmetric, _first_two, _pairs, _arcl, _single, joint, _queue)
-PAIRINGS: dict[str, Callable[[Batch], Scores]] = {pair.__name__.lstrip("_"): pair for pair in _FUNCTIONS}
+PAIRINGS: dict[str, Callable[[Batch], Scores]] = {
+    "views": _all_views, "one_way": _one_way, "symmetric": _symmetric, "first_two": _first_two, "pairs": _pairs,
+    "arcl": _arcl, "single": _single, "joint": joint, "queue": queue,
+}  # fmt: skip
 
 
 def _check_views(batch: Batch, name: str) -> None:
@@ -315,7 +273,7 @@ def _check_views(batch: Batch, name: str) -> None:
         raise ValueError(f"a batch of one sample has no negatives: {hint}.")
 
 
-def _scores(
+def _unlabeled(
     batch: Batch, parts: Sequence[Part], pos: Tensor, *, both: bool = False, hard: Tensor | None = None
 ) -> Scores:
     """Compute the scores of anchors and keys, with adversarial and mixed views."""

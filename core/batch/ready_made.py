@@ -27,7 +27,7 @@ def scores_from_matrices(
     pos: Tensor, neg: Tensor | Negatives, mask: Tensor | None, pos_mask: Tensor | None, guide: Pair | None
 ) -> Scores:
     """Build scores from matrices of similarities; see :meth:`counterpoint.Objective.from_scores`."""
-    pos = score_columns(pos, "pos")
+    pos = similarity_columns(pos, "pos")
     scores = Scores(pos, _negatives(neg, mask, len(pos)), pos_mask)
     if pos_mask is not None:
         if checks.require_tensor(pos_mask, "pos_mask").shape != pos.shape or pos_mask.dtype != torch.bool:
@@ -50,23 +50,23 @@ def _targets(guide: Tensor) -> Tensor:
     return checks.require_finite(g.masked_fill(g == -math.inf, ABSENT), "guide")
 
 
-def score_columns(scores: Tensor, what: str, anchors: int | None = None) -> Tensor:
-    """Return ``(anchors,)`` or ``(anchors, n)`` scores as ``(anchors, n)``, in float32 at least."""
-    checks.require_float(scores, what)
-    full = widen(scores.unsqueeze(1) if scores.dim() == 1 else scores)
+def similarity_columns(s: Tensor, what: str, anchors: int | None = None) -> Tensor:
+    """Return similarities ``(anchors,)`` or ``(anchors, n)`` as ``(anchors, n)``, in float32 at least."""
+    checks.require_float(s, what)
+    full = widen(s.unsqueeze(1) if s.dim() == 1 else s)
     if full.dim() != 2 or full.numel() == 0 or (anchors is not None and len(full) != anchors):
         rows = "anchors" if anchors is None else anchors
-        raise ValueError(f"{what}: expected shape ({rows},) or ({rows}, n) with n >= 1, got {checks.shape(scores)}.")
+        raise ValueError(f"{what}: expected shape ({rows},) or ({rows}, n) with n >= 1, got {checks.shape(s)}.")
     return full
 
 
 def as_negatives(neg: Tensor | Negatives, anchors: int | None = None) -> Negatives:
-    """Wrap a matrix of scores as negatives; return negatives as they are."""
-    return neg if isinstance(neg, Negatives) else MatrixNegatives(score_matrix(neg, anchors))
+    """Wrap a matrix of similarities as negatives; return negatives as they are."""
+    return neg if isinstance(neg, Negatives) else MatrixNegatives(similarity_matrix(neg, anchors))
 
 
-def score_matrix(neg: Tensor, anchors: int | None = None) -> Tensor:
-    """Check that ``(anchors, N)`` scores are finite, and return them in float32 at least."""
+def similarity_matrix(neg: Tensor, anchors: int | None = None) -> Tensor:
+    """Check that similarities ``(anchors, N)`` are finite, and return them in float32 at least."""
     return widen(checks.require_finite(_rows(neg, anchors), "neg"))
 
 

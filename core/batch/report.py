@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from ..engine.matrix import MatrixNegatives, matrix_of
 from ..values import at_scale
-from .choose_engine import engine_of_training
+from .chunked import engine_of_training
 from .options import Keys
 from .scores import Scores
 
@@ -65,13 +65,13 @@ def report(objective: Any, *args: Any, call: str = "forward", **options: Any) ->
             with torch.autocast(device.type, enabled=False):
                 main = scores(shown.pairing)
                 with torch.enable_grad():
-                    loss = objective.from_pairings(scores, device)
+                    loss = objective.compute_loss(scores, device)
                     weights = derivative(loss, matrix_of(main.neg))
                 numbers = {"loss": loss, **_similarities(main, weights)}
                 totals = _removed(main)
                 for weight, part in objective.terms() if parts[0] is not objective else []:
                     term = part * weight
-                    numbers[f"term[{term}]"] = term.from_pairings(scores, device)
+                    numbers[f"term[{term}]"] = term.compute_loss(scores, device)
                 for part in parts:
                     for key, value in part.diagnostics(scores(part.pairing)).items():
                         numbers[f"{key}[{part}]" if key in numbers else key] = value
@@ -101,7 +101,7 @@ def _collected(
 ) -> tuple[Callable[[str], Scores], torch.device]:
     """Return a function from a pairing to the scores of a call with prepared arguments, and their device."""
     collector = copy(objective)
-    collector.from_pairings = lambda scores, device, reduction="mean": (scores, device)
+    collector.compute_loss = lambda scores, device, reduction="mean": (scores, device)
     return getattr(collector, call)(*map(prepared, args), **{k: _copy(v) for k, v in options.items()})  # type: ignore[no-any-return]
 
 
@@ -121,7 +121,7 @@ def _similarities(scores: Scores, weights: Tensor) -> dict[str, Tensor]:
     neg: Any = scores.neg
     allowed = neg.masked(torch.ones_like(weights), 0.0)
     share = normalize(weights * allowed, p=1, eps=torch.finfo(weights.dtype).tiny).abs()
-    order = neg.masked(neg.scores, float("-inf")).sort(1).values
+    order = neg.masked(neg.matrix, float("-inf")).sort(1).values
     above = order.shape[1] - torch.searchsorted(order, scores.pos.contiguous(), right=True)
     numbers = {
         "positive_mean": scores.positives_mean(scores.pos),
@@ -164,7 +164,7 @@ def _parts(objective: Any) -> list[Any]:
 def _copy(x: Any) -> Any:
     """Copy scores, so that requiring their gradient leaves the caller's unchanged."""
     if isinstance(x, MatrixNegatives):
-        return MatrixNegatives(x.scores.clone(), x.skip, x.drop, x.log_weight)
+        return MatrixNegatives(x.matrix.clone(), x.skip, x.drop, x.log_weight)
     return x.clone() if isinstance(x, Tensor) else x
 
 

@@ -24,6 +24,11 @@ class Rule:
     kind: str
     hard: bool = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.hard, bool):
+            name = "threshold" if self.kind == "threshold" else "margin"
+            raise TypeError(f"{name}: hard is True or False, got {self.hard!r}.")
+
     def limits(self, pos: Tensor) -> Tensor:
         """Return the largest similarity that a negative may have, ``(anchors, 1)``, given that of the positive."""
         if self.kind == "absolute":
@@ -70,7 +75,7 @@ def margin(value: float, kind: Kind = "absolute", *, hard: bool = True) -> Rule:
         raise ValueError(f"margin: expected a number, got {value!r}.")
     if kind != "absolute" and not 0 <= value <= 1:
         raise ValueError(f"margin: a {kind} margin is a share from 0 to 1, got {value!r}.")
-    return Rule(float(value), kind, _is_flag(hard, "margin"))
+    return Rule(float(value), kind, hard)
 
 
 def threshold(value: float, *, hard: bool = True) -> Rule:
@@ -81,7 +86,7 @@ def threshold(value: float, *, hard: bool = True) -> Rule:
     """
     if not is_number(value):
         raise ValueError(f"threshold: expected a number, got {value!r}.")
-    return Rule(float(value), "threshold", _is_flag(hard, "threshold"))
+    return Rule(float(value), "threshold", hard)
 
 
 def parse(text: str) -> Rule:
@@ -126,12 +131,6 @@ def limits(rules: Sequence[Rule], pos: Tensor, pos_mask: Tensor | None) -> list[
 def rounded_up(most: Tensor) -> Tensor:
     """Return limits under which similarities that differ by rounding alone are equal in every engine."""
     return most + 32 * torch.finfo(most.dtype).eps * most.abs().clamp(min=1)
-
-
-def _is_flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{what}: hard is True or False, got {value!r}.")
-    return value
 
 
 def guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:

@@ -1,17 +1,32 @@
-"""The scores of a batch: positive similarities, and negatives that an objective can reduce."""
+"""The scores of a batch: positive similarities, and negatives, which one of the engines reduces."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib import import_module
 
 import torch
 from torch import Tensor
 
 from .. import checks
+from ..engine.mask import Mask, Pair
+from ..engine.matrix import MatrixNegatives, own_columns
 from ..engine.matrix import Negatives as Negatives  # for objectives, which do not import the engine
 from ..engine.pairs import PairNegatives
+from ..engine.tiles import TileNegatives
 from ..values import Value
+from .batch import Batch
+
+# A matrix of fewer pairs is faster on the CPU; elsewhere tiles save memory from so many pairs on.
+PAIRS_CPU, PAIRS = 2**17, 2**26
+
+# Where anchors and keys are different embeddings: a matrix of at most this many pairs is faster on the CPU.
+SEPARATE_CPU = 2**18
+
+# views that are anchors, and the views that they are compared with
+Part = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
 @dataclass
@@ -40,7 +55,7 @@ class Scores:
     share: Value = 1.0  # of the averaged rows that have negatives; the others enter the average with loss zero
     adversarial: Scores | None = None  # similarities to the adversarial view, with their own negatives
     mixed: list[Scores] = field(default_factory=list)  # to each mixed view
-    views: int | None = None  # of a sample, if known
+    view_count: int | None = None  # of a sample, if known
     unfiltered: Negatives | None = None  # before false_negatives=, for reports
     removed: dict[str, Tensor] = field(default_factory=dict)  # the largest similarity of a negative, by rule
     emptied: Tensor | None = None  # whether the rules exclude all negatives, so that the least similar one stays
@@ -51,16 +66,6 @@ class Scores:
     hard: int | None = None  # number of keys, the last, that are hard negatives, if the batch alone does not say
     times: float = 1.0  # how often the positive counts in the denominator of the family of InfoNCE
     width: int | None = None  # of the embeddings, if known
-
-    def class_positives(self) -> tuple[Tensor, Tensor | None]:
-        """Return the positives that enter g1 and g2, and their mask."""
-        return (self.pos, self.pos_mask) if self.v is None else (self.v, None)
-
-    def first_positive(self) -> Tensor:
-        """Return each anchor's first positive, ``(anchors, 1)``."""
-        if self.pos_mask is None:
-            return self.pos[:, :1]
-        return self.pos.gather(1, self.pos_mask.to(torch.uint8).argmax(1, keepdim=True))
 
     @property
     def uniform(self) -> bool:
@@ -156,3 +161,136 @@ def counted_positives(
             raise ValueError(error)
         weights = weights.where(any_positive, math.nan)
     return pos_mask | ~has_positives.unsqueeze(1), weights
+
+
+def negatives_of(
+    batch: Batch,
+    parts: Sequence[Part],
+    *,
+    both: bool = False,
+    hard: Tensor | None = None,
+    owned: bool = True,
+    optional: bool = False,
+    engine: str = "",
+) -> Negatives:
+    """Return the views of all other samples, and the hard negatives ``(B, n, d)`` of all samples, as negatives.
+
+    With ``both``, the keys are further anchors, listed last, whose keys are the first ones. An anchor's own hard
+    negatives count if ``owned``. ``optional``: others are joined to these, so that an anchor may have none.
+    """
+    if batch.group is not None and both:
+        parts, both = [part for anchors, keys in parts for part in ((anchors, keys), (keys, anchors))], False
+    # the samples' first hard negatives, then their second: like views, in the samples' order
+    batch.gather_together(*(key for _, keys in parts for key in keys), hard)
+    further = [] if hard is None else [*batch.everyone(hard).unbind(1)]
+    blocks = []
+    for anchors, keys in parts:
+        left = batch.stack(anchors)
+        if batch.group is None:
+            blocks.append((left, left if keys is anchors else batch.stack([*keys, *further])))
+        else:  # a block for each view, since a view has other rows than a block of keys
+            right = batch.stack([*map(batch.everyone, keys), *further])
+            blocks += [(view, right) for view in anchors]
+    mask = mask_of(batch, len(blocks[0][0]) // batch.size, len(parts[0][1]), len(further), owned)
+    return masked_negatives(batch, blocks, mask, both, optional, engine)
+
+
+def pair_scores(batch: Batch, both: bool = False) -> PairScores | None:
+    """Score the first view with the others, in ``both`` directions if asked; None if a matrix does not suit them."""
+    apart = (batch.group, batch.negatives, batch.ids, batch.log_q, batch.adversarial, batch.mixed)
+    if batch.device.type != "cpu" or any(x is not None for x in apart) or checks.traced():
+        return None
+    separate = any(x.requires_grad for x in batch.raw[1:])
+    pairs, engine = batch.size**2 * (len(batch.raw) - 1) * (1 + both), batch.engine
+    if (fastest_engine(batch.device, pairs, separate, both) if engine == "auto" else engine) != "matrix":
+        return None
+    anchors, *others = batch.normalized()
+    keys = batch.stack(others)
+    own = own_columns(batch.size * (1 + both), keys.shape[0], batch.size, batch.device)
+    return PairScores.of(PairNegatives(anchors, keys, own, batch.bound or batch.largest_norm**2, both))
+
+
+def mask_of(batch: Batch, anchor_views: int, key_views: int, hard: int, owned: bool) -> Mask:
+    """Return which keys count: so many views of all samples, and ``hard`` negatives of each sample."""
+
+    def pair(x: Tensor | None, of_hard: Tensor | None) -> tuple[Tensor, Tensor] | None:
+        """Return a value for each anchor and for each key; hard negatives without an id get one that no sample has."""
+        if x is None:
+            return None
+        keys = batch.everyone(x).repeat(key_views)
+        if hard:  # all samples' first ones, then their second: like views
+            of_hard = (keys.amin() - 1).expand(batch.total * hard) if of_hard is None else batch.everyone(of_hard)
+            keys = torch.cat([keys, of_hard.view(-1, hard).T.flatten()])
+        return x.repeat(anchor_views), keys
+
+    mined = batch.negatives
+    ids, log_q = pair(batch.ids, mined and mined.ids), pair(batch.log_q, mined and mined.log_q)
+    log_weight = None if log_q is None else (-log_q[0], -log_q[1])
+    mask = Mask(period=batch.total, ids=ids, log_weight=log_weight, zeros=has_zeros(log_weight))
+    # without these, an anchor's own hard negatives are excluded like views
+    if mined is None or not hard or (not owned and ids is None and mined.shared):
+        return mask
+    own = mined.own_log_weight if owned else -math.inf
+    return replace(mask, hard=batch.total * key_views, own_log_weight=own, others=mined.shared)
+
+
+def own_negatives(batch: Batch, anchors: Tensor, optional: bool = False) -> MatrixNegatives:
+    """Return each sample's own hard negatives, ``(B, n)``."""
+    hard = batch.negatives
+    assert hard is not None
+    matrix = (hard.embeddings @ anchors.unsqueeze(2)).squeeze(2)
+    drop = None if batch.ids is None or hard.ids is None else batch.ids.unsqueeze(1) == hard.ids.view_as(matrix)
+    weight = torch.full_like(matrix, hard.own_log_weight) if hard.own_log_weight else None
+    if hard.log_q is not None:
+        weight = hard.own_log_weight - hard.log_q.view_as(matrix)
+        zero = weight == -math.inf
+        weight, drop = weight.masked_fill(zero, 0.0), zero if drop is None else drop | zero
+    neg = MatrixNegatives(matrix, None, drop, weight)
+    neg.optional, neg.valid = optional, 1.0 if optional else checks.require_negatives(neg.count)
+    return neg
+
+
+def has_zeros(log_weight: Pair | None) -> bool:
+    """Return whether keys may have a weight of zero."""
+    keys = None if log_weight is None else log_weight[1]
+    return keys is not None and (not checks.wanted(keys) or bool((keys == -math.inf).any()))
+
+
+def masked_negatives(
+    batch: Batch, blocks: Sequence[Pair], mask: Mask, both: bool = False, optional: bool = False, engine: str = ""
+) -> Negatives:
+    """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, without those that ``mask`` excludes."""
+    engine = engine or batch.engine
+    if engine == "auto":
+        pairs = sum(left.shape[0] * right.shape[0] for left, right in blocks) * (1 + both)
+        separate = batch.group is None and all(left is not right and right.requires_grad for left, right in blocks)
+        engine = fastest_engine(batch.device, pairs, separate, both)
+    if optional and engine == "chunks":
+        if batch.engine == "chunks":
+            raise ValueError("engine='chunks': several directions= are reduced one by one; use 'tiles' or 'auto'.")
+        engine = "tiles"
+    neg: Negatives
+    if engine == "matrix":
+        neg = MatrixNegatives.of(blocks, mask, both)
+    elif engine == "fused":
+        fused = import_module("counterpoint.experimental.fused")  # imports Triton
+        half = batch.normalize and batch.raw[0].dtype == torch.bfloat16  # then it can be multiplied in it
+        neg = fused.FusedNegatives(blocks, both, mask, batch.bound, torch.bfloat16 if half else None)
+    else:
+        neg = TileNegatives(blocks, both, mask, batch.edge, batch.bound, engine, batch.engine == engine)
+    neg.optional = optional
+    if (mask.ids is not None or mask.positives is not None or mask.zeros) and not optional:
+        neg.valid = checks.require_negatives(neg.count)
+    return neg
+
+
+def fastest_engine(device: torch.device, pairs: int, separate: bool = False, both: bool = False) -> str:
+    """Return the engine of so many pairs for which none is asked: ``matrix``, ``chunks`` or ``tiles``.
+
+    ``separate``: the keys are other embeddings than the anchors, and have a gradient; ``both``: they are anchors, too.
+    """
+    fewest = PAIRS if device.type != "cpu" else SEPARATE_CPU + 1 if separate else PAIRS_CPU
+    if pairs < fewest:
+        return "matrix"
+    # keys that are anchors too share the similarities of both directions: four products instead of six
+    return "chunks" if separate and not both else "tiles"

@@ -1,10 +1,7 @@
 """Compute a loss and its gradients a chunk of anchors at a time, in the forward pass.
 
-Where the loss is a mean over anchors of terms that depend on one anchor's similarities each, its derivative is known as
-soon as an anchor's negatives are reduced. So the similarities of a chunk of anchors to all keys are computed once, kept
-in tiles, reduced, turned into the weights of the gradient in place, and multiplied with the keys and with the anchors:
-three products, where tiles that are recomputed take four. Memory is ``O(chunk x keys)`` beside the gradients. The
-objective sees the chunk as it sees a batch, and autograd differentiates it.
+Where each anchor's loss is its own, its derivative is known as soon as the anchor's negatives are reduced: that takes
+three products, where tiles that are recomputed take four. Memory is ``O(chunk x keys)`` beside the gradients.
 """
 
 from collections.abc import Callable, Sequence

@@ -31,11 +31,11 @@ def _beside(parts: Sequence[MatrixNegatives], hard: Sequence[int]) -> MatrixNega
         cut = [(x, x.shape[1] - n) for x, n in zip(matrices, hard, strict=True)]
         return torch.cat([*(x[:, :at] for x, at in cut), *(x[:, at:] for x, at in cut)], 1)
 
-    drops = [part.masked(torch.zeros_like(part.scores, dtype=torch.bool), True) for part in parts]
+    drops = [part.masked(torch.zeros_like(part.matrix, dtype=torch.bool), True) for part in parts]
     weights = None
     if any(part.log_weight is not None for part in parts):
-        weights = columns([torch.zeros_like(p.scores) if p.log_weight is None else p.log_weight for p in parts])
-    return MatrixNegatives(columns([part.scores for part in parts]), drop=columns(drops), log_weight=weights)
+        weights = columns([torch.zeros_like(p.matrix) if p.log_weight is None else p.log_weight for p in parts])
+    return MatrixNegatives(columns([part.matrix for part in parts]), drop=columns(drops), log_weight=weights)
 
 
 class JoinedNegatives(Negatives):

@@ -182,7 +182,7 @@ class Product(torch.autograd.Function):
         ctx.d_right = d_right
         if workspace is None:
             return left @ right.T
-        return torch.mm(left, right.T, out=workspace("scores", (len(left), len(right)))).detach()
+        return torch.mm(left, right.T, out=workspace("products", (len(left), len(right)))).detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -199,7 +199,7 @@ class MatrixNegatives(Negatives):
     """Negatives as a matrix of similarities.
 
     Args:
-        scores: ``(anchors, keys)`` similarities.
+        matrix: ``(anchors, keys)`` similarities.
         skip: ``(anchors, k)`` columns that are not negatives of that anchor (itself, its positives).
         drop: ``(anchors, keys)``, True where a key is not a negative; replaces ``skip``.
         log_weight: ``(anchors, keys)``; a key counts ``exp(log_weight)`` times (SimCSE's hard-negative weight).
@@ -212,15 +212,15 @@ class MatrixNegatives(Negatives):
     _buffers = 0
 
     def __init__(
-        self, scores: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
+        self, matrix: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
-        self.scores, self.skip, self.drop, self.log_weight = scores, skip, drop, log_weight
+        self.matrix, self.skip, self.drop, self.log_weight = matrix, skip, drop, log_weight
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:
-            self.count = (~drop).sum(1, keepdim=True).to(scores.dtype)
+            self.count = (~drop).sum(1, keepdim=True).to(matrix.dtype)
         else:
-            self.count = float(scores.shape[1] - (0 if skip is None else skip.shape[1]))
+            self.count = float(matrix.shape[1] - (0 if skip is None else skip.shape[1]))
 
     @staticmethod
     def of(
@@ -243,18 +243,18 @@ class MatrixNegatives(Negatives):
         return found
 
     def excluding(self, most: Tensor, guide: Negatives | None = None, exempt: int = 0) -> MatrixNegatives:
-        s = self.scores.detach() if guide is None else matrix_of(guide.materialized())
+        s = self.matrix.detach() if guide is None else matrix_of(guide.materialized())
         drop = s > most
         if exempt:
             drop = torch.cat([drop[:, :-exempt], torch.zeros_like(drop[:, -exempt:])], 1)
-        kept = MatrixNegatives(self.scores, drop=self.masked(drop, True), log_weight=self.log_weight)
+        kept = MatrixNegatives(self.matrix, drop=self.masked(drop, True), log_weight=self.log_weight)
         kept.group = self.group
         return kept
 
     def tilted(self, strength: float) -> MatrixNegatives:
-        weight = strength * self.scores.detach()
+        weight = strength * self.matrix.detach()
         weight = weight if self.log_weight is None else weight + self.log_weight
-        changed = MatrixNegatives(self.scores, self.skip, self.drop, weight)
+        changed = MatrixNegatives(self.matrix, self.skip, self.drop, weight)
         changed.workspace = self.workspace
         return changed
 
@@ -293,23 +293,23 @@ class MatrixNegatives(Negatives):
             per_anchor = (matrix_of(self.guide.materialized()), *per_anchor)
         elif guided:
             f = with_own_guide(f)
-        if self.scores.numel() > BLOCK and self.scores.device.type == "cpu" and not checks.compiling():
+        if self.matrix.numel() > BLOCK and self.matrix.device.type == "cpu" and not checks.compiling():
             with torch.no_grad():  # an error that tiles would raise
-                checks.require_elementwise(f(self.scores[:1], *(x[:1] for x in per_anchor)), self.scores[:1])
-        results = f(self.scores, *per_anchor)
+                checks.require_elementwise(f(self.matrix[:1], *(x[:1] for x in per_anchor)), self.matrix[:1])
+        results = f(self.matrix, *per_anchor)
         return tuple(map(reduce, results)) if isinstance(results, tuple) else reduce(results)
 
     def max(self) -> Tensor:
-        return self.masked(self.scores, -math.inf).amax(1, keepdim=True)
+        return self.masked(self.matrix, -math.inf).amax(1, keepdim=True)
 
     def min(self) -> Tensor:
-        return -MatrixNegatives(-self.scores, self.skip, self.drop).max()
+        return -MatrixNegatives(-self.matrix, self.skip, self.drop).max()
 
     def _powers(self, b: Tensor, top: Tensor, order: int) -> Sequence[Tensor]:
-        if not checks.wanted(self.scores):
+        if not checks.wanted(self.matrix):
             return super()._powers(b, top, order)
         b, top = b.detach(), top.detach()
-        flat, sums, workspace = not bool(b.any()), [], self.workspace or Workspace(self.scores)
+        flat, sums, workspace = not bool(b.any()), [], self.workspace or Workspace(self.matrix)
         for rows, block in self._blocks(2 * BLOCK):  # in place, in two buffers that stay in the cache
             x = torch.sub(block.detach(), top[rows], out=workspace("x", block.shape))
             buffer = workspace("w", block.shape)
@@ -338,9 +338,9 @@ class MatrixNegatives(Negatives):
     def pair_buffer(self) -> Tensor:
         """Return a buffer for a number per pair."""
         if self.workspace is None:
-            return torch.empty_like(self.scores)
+            return torch.empty_like(self.matrix)
         self._buffers += 1
-        return self.workspace(f"weights {self._buffers}", self.scores.shape)
+        return self.workspace(f"weights {self._buffers}", self.matrix.shape)
 
     def softmax_weights(self, b: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:
         """Compute ``log mean_j e^{b (s_j - top)}`` and ``softmax(b s)``, ``(anchors, keys)``, without gradient."""
@@ -360,12 +360,12 @@ class MatrixNegatives(Negatives):
         ]
 
     def _blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
-        if self.scores.numel() <= BLOCK or self.scores.device.type != "cpu" or checks.compiling():
-            yield slice(None), self.scores
+        if self.matrix.numel() <= BLOCK or self.matrix.device.type != "cpu" or checks.compiling():
+            yield slice(None), self.matrix
             return
         start = 0
         # split rather than slicing: its backward pass writes the gradient once, not once per block
-        for block in self.scores.split(max(1, size // max(self.scores.shape[1], 1))):
+        for block in self.matrix.split(max(1, size // max(self.matrix.shape[1], 1))):
             yield slice(start, start + len(block)), block
             start += len(block)
 
@@ -395,10 +395,10 @@ def own_columns(rows: int, columns: int, period: int, device: torch.device, firs
 
 def matrix_of(neg: Negatives) -> Tensor:
     """Return the matrix of similarities, ``(anchors, keys)``, or raise if ``neg`` does not store one."""
-    scores: Tensor | None = getattr(neg, "scores", None)
-    if scores is None:
-        raise TypeError("the weight of every single negative needs a matrix of scores.")
-    return scores
+    matrix: Tensor | None = getattr(neg, "matrix", None)
+    if matrix is None:
+        raise TypeError("the weight of every single negative needs a matrix of similarities.")
+    return matrix
 
 
 def concatenated(parts: Sequence[Tensor | None]) -> Tensor | None:

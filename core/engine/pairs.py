@@ -103,7 +103,7 @@ class PairNegatives(MatrixNegatives):
         self._differentiated = torch.is_grad_enabled()  # the first reduction may be one without gradient
 
     @cached_property
-    def scores(self) -> Tensor:  # type: ignore[override]
+    def matrix(self) -> Tensor:  # type: ignore[override]
         with torch.set_grad_enabled(self._differentiated):
             matrix = Product.apply(self.left, self.right)
             return torch.cat([matrix, matrix.T]) if self.both else matrix
@@ -112,13 +112,13 @@ class PairNegatives(MatrixNegatives):
     def pos(self) -> Tensor:
         """The similarities of each anchor's positives, ``(anchors, P)``."""
         with torch.set_grad_enabled(self._differentiated):
-            if "scores" in vars(self):
-                return self.scores.gather(1, self.own)
+            if "matrix" in vars(self):
+                return self.matrix.gather(1, self.own)
             pos = torch.stack([(self.left * x).sum(1) for x in self.right.split(self.left.shape[0])], 1)
             return pos.repeat(2, 1) if self.both else pos
 
     def logsumexp(self, f: Callable[..., Any], *per_anchor: Tensor, guided: bool = False) -> Any:
-        first = "scores" not in vars(self) and not guided and torch.is_grad_enabled() == self._differentiated
+        first = "matrix" not in vars(self) and not guided and torch.is_grad_enabled() == self._differentiated
         traced = Quadratics.of(f, per_anchor, self.own.shape[0], self.left.dtype) if first else None
         if traced is not None and (fixed := traced[0].fixed) is not None:
             safe = traced[0].bounded(self.bound, SAFE)

@@ -80,7 +80,7 @@ class TileNegatives(Negatives):
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None
-        self._matrix: MatrixNegatives | None = None
+        self._dense: MatrixNegatives | None = None
 
     def blocks(self, mirrored: bool = False) -> Iterator[Block]:
         """Yield each pair and, if its keys are anchors too, the same exchanged; ``mirrored``, both at once."""
@@ -139,7 +139,7 @@ class TileNegatives(Negatives):
 
     def _masked(self, **changes: Any) -> TileNegatives:
         changed = copy(self)
-        changed.mask, changed._reduced, changed._matrix = replace(self.mask, **changes), False, None
+        changed.mask, changed._reduced, changed._dense = replace(self.mask, **changes), False, None
         vars(changed).pop("count", None)
         return changed
 
@@ -171,10 +171,10 @@ class TileNegatives(Negatives):
         return self._with_count(matrix)
 
     def materialized(self) -> Negatives:
-        if self.cacheable and self._matrix is None:
+        if self.cacheable and self._dense is None:
             with torch.enable_grad():
-                self._matrix = self.dense()
-        return self if self._matrix is None else self._with_count(self._matrix)
+                self._dense = self.dense()
+        return self if self._dense is None else self._with_count(self._dense)
 
     def _with_count(self, matrix: MatrixNegatives) -> MatrixNegatives:
         if "count" in self.__dict__:  # it may have been set

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import checks
 from ..base import Objective
-from ..batch.ready_made import as_negatives, score_matrix
+from ..batch.ready_made import as_negatives, similarity_matrix
 from ..batch.scores import Negatives, Scores
 from ..hyper import Choice, Flag, Real
 from ..values import Number, Tracked, Value, bounds, log, text
@@ -157,7 +157,7 @@ class ADNCE(InfoNCE, name="adnce"):
 
     def weights(self, neg: Tensor) -> Tensor:
         """Return the weights of ``(anchors, N)`` negatives; the mean of each row is one."""
-        s = score_matrix(neg).detach()
+        s = similarity_matrix(neg).detach()
         log_w = log_weight(s, self.weight, *self.mu_and_sigma(as_negatives(s)))
         return log_w.softmax(1) * s.shape[1]
 

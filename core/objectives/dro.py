@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .. import checks
 from ..base import Objective
-from ..batch.ready_made import as_negatives, matrix_of, score_columns, score_matrix
+from ..batch.ready_made import as_negatives, matrix_of, similarity_columns, similarity_matrix
 from ..batch.scores import Negatives, Scores
 from ..checks import is_number
 from ..hyper import Choice, Flag, Real
@@ -180,15 +180,15 @@ def kl_worst_case(neg: Negatives, radius: Value, shared: bool = False) -> Tensor
         curved = (a > 0) & (h > 0)
         return torch.where(curved, -((radius - kl) ** 2) / (2 * torch.where(curved, h, 1.0)), 0.0)
 
-    matrix: Any = neg
-    if not hasattr(matrix, "scores") or checks.compiling():  # neither has second derivatives
+    dense: Any = neg
+    if not hasattr(dense, "matrix") or checks.compiling():  # neither has second derivatives
         return value()
     if checks.traced():
         return value() + curvature()
     with torch.no_grad():
-        log_mean, weights = matrix.softmax_weights(b, top)
+        log_mean, weights = dense.softmax_weights(b, top)
         solved = a * (radius + log_mean) + top
-    known = matrix, solved, weights, a, matrix.scores, radius
+    known = dense, solved, weights, a, dense.matrix, radius
     return Envelope.apply(lambda: value() + curvature(), *known)  # type: ignore[no-any-return]
 
 
@@ -209,7 +209,7 @@ def worst_case_weights(neg: Tensor, temperature: Value) -> Tensor:
     >>> cp.worst_case_weights(torch.tensor([[0.1, 0.4, 0.7]]), 0.5)
     tensor([[0.1628, 0.2967, 0.5405]])
     """
-    s = score_matrix(neg)
+    s = similarity_matrix(neg)
     t = torch.as_tensor(_positive(temperature, "temperature"), dtype=s.dtype, device=s.device)
     return ((s - s.amax(1, keepdim=True)) / t.clamp(min=torch.finfo(s.dtype).tiny)).softmax(1)
 
@@ -241,7 +241,7 @@ def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "
     >>> cp.mutual_information(torch.tensor([0.8]), torch.tensor([[0.1, 0.4, 0.7]]))
     tensor(0.3702)
     """
-    pos, negatives = checks.require_finite(score_columns(pos, "pos"), "pos"), as_negatives(neg)
+    pos, negatives = checks.require_finite(similarity_columns(pos, "pos"), "pos"), as_negatives(neg)
     if divergence == "kl":
         t = _positive(temperature, "temperature")
         return pos.mean() - (t * log_g0(negatives, t)).mean()

@@ -38,7 +38,8 @@ def log_debiased(
     smallest mass that true negatives can have if similarities are cosines.
     """
     # u and the positives' share may nearly cancel: both are relative to a positive, subtracted before a division by t
-    (v, v_mask), prior = scores.class_positives(), prior if scores.prior is None else scores.prior
+    v, v_mask = (scores.pos, scores.pos_mask) if scores.v is None else (scores.v, None)
+    prior = prior if scores.prior is None else scores.prior
     base = v[:, :1].detach()
     if beta is None:
         log_u = neg.logsumexp(lambda s, base: (s - base) / t, base) - neg.log_count
@@ -101,6 +102,7 @@ class InfoNCE(Objective, name="infonce"):
     use = "a baseline, and often enough"
     tune_first = "t: it matters more than any other parameter"
     cost = "the reference for all others"
+    pairing = "views"  # of SimCLR; that of all relatives of InfoNCE, such as ADNCE
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     denominator: Choice[Denominator] = Choice(

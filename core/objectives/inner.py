@@ -16,15 +16,15 @@ STEPS = 60  # at most; an accelerator always takes them all, since a convergence
 class Envelope(torch.autograd.Function):
     """The value of an inner problem whose gradient is known; ``function`` returns the value, for second derivatives.
 
-    Its gradient is ``weights`` by ``scores``, of the matrix ``neg``, and ``slope`` by ``bound``, the radius or a
+    Its gradient is ``weights`` by ``matrix``, that of ``neg``, and ``slope`` by ``bound``, the radius or a
     multiple of it. If the matrix has a workspace, the first backward pass is the last, and may overwrite ``weights``.
     """
 
     @staticmethod
     def forward(ctx: Any, function: Callable[[], Tensor], *known: Any) -> Tensor:
-        neg, value, weights, slope, scores, bound = known
+        neg, value, weights, slope, matrix, bound = known
         ctx.function, ctx.once = function, neg.workspace is not None
-        ctx.save_for_backward(weights, slope, scores, bound if isinstance(bound, Tensor) else None)
+        ctx.save_for_backward(weights, slope, matrix, bound if isinstance(bound, Tensor) else None)
         return value.clone()  # type: ignore[no-any-return]
 
     @staticmethod
@@ -32,8 +32,8 @@ class Envelope(torch.autograd.Function):
         weights, slope, *tensors = ctx.saved_tensors
         needed = ctx.needs_input_grad[5:]
         if not torch.is_grad_enabled():  # not create_graph=True
-            d_scores = torch.mul(weights, upstream, out=weights if ctx.once else None)
-            return *[None] * 5, d_scores, (upstream * slope).sum() if needed[1] else None
+            d_matrix = torch.mul(weights, upstream, out=weights if ctx.once else None)
+            return *[None] * 5, d_matrix, (upstream * slope).sum() if needed[1] else None
         wanted = [x for x, need in zip(tensors, needed, strict=True) if need]
         gradients = iter(torch.autograd.grad(ctx.function(), wanted, upstream, create_graph=True))
         return *[None] * 5, *(next(gradients) if need else None for need in needed)
@@ -42,24 +42,24 @@ class Envelope(torch.autograd.Function):
 def nonnegative_worst_case(neg: Negatives, bound: Value) -> Tensor:
     """Compute ``max { mean(L s) : L >= 0, mean L = 1, mean (L - 1)^2 <= bound }``, ``(anchors, 1)``."""
     neg = neg.materialized()
-    scores = getattr(neg, "scores", None)
-    solved = scores is not None and not checks.traced() and checks.wanted(scores)
+    matrix = getattr(neg, "matrix", None)
+    solved = matrix is not None and not checks.traced() and checks.wanted(matrix)
     top, low, reached, *known = _solution(neg, bound) if solved else chi2_threshold(neg, bound)
 
     def closed_form() -> Tensor:
         return torch.where(reached, neg.max(), mean_and_deviations(neg, bound, (top, low)))
 
-    return Envelope.apply(closed_form, neg, *known, scores, bound) if solved else closed_form()
+    return Envelope.apply(closed_form, neg, *known, matrix, bound) if solved else closed_form()
 
 
 @torch.no_grad()
-def _solution(matrix: Any, bound: Value) -> Sequence[Tensor]:
+def _solution(neg: Any, bound: Value) -> Sequence[Tensor]:
     """Compute :func:`chi2_threshold` of a matrix, the value, its weights, and its slope."""
-    parts = matrix.split()
-    weights, results = matrix.pair_buffer(), []
-    for part, w in zip(parts, weights.split([len(part.scores) for part in parts]), strict=True):
+    parts = neg.split()
+    weights, results = neg.pair_buffer(), []
+    for part, w in zip(parts, weights.split([len(part.matrix) for part in parts]), strict=True):
         top = part.max()
-        x = part.scores.detach() - top
+        x = part.matrix.detach() - top
         low, reached = _threshold(part, bound, top, x, w)
         ties = (x >= 0).to(x.dtype) if bool(reached.any()) else None
         # 1. the closed form over the negatives above the threshold, in which its rounding cancels

@@ -55,7 +55,7 @@ class Matryoshka(Wrapper, name="matryoshka"):
     def losses(self, scores: Scores) -> Tensor:
         raise TypeError(f"{self}: needs embeddings, which scores, logits and other wrappers do not have.")
 
-    def _value(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
+    def _loss(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
         batch: Any = scores_for
         while isinstance(batch, partial):  # of scores_of
             batch = batch.args[0]
@@ -69,15 +69,15 @@ class Matryoshka(Wrapper, name="matryoshka"):
         values = []
         for m, weight, objective in zip(dims, self.weights or [1.0] * len(dims), objectives, strict=False):
             scores = scores_for if m == width else partial(scores_of, truncated(batch, m))
-            values.append(weight * objective._value(scores, reduction))
+            values.append(weight * objective._loss(scores, reduction))
         return sum(values[1:], values[0])
 
 
 def truncated(batch: Batch, width: int) -> Batch:
     """Return the batch with the first numbers of all embeddings but the guide's."""
     part = copy(batch)
-    part.raw, part.width, part.scores = [view[..., :width] for view in batch.raw], width, {}
-    part._views, part._stack, part._gathered = None, None, {}
+    part.raw, part.width, part.paired = [view[..., :width] for view in batch.raw], width, {}
+    part._normalized, part._stack, part._gathered = None, None, {}
     for name in ("queue", "negatives", "adversarial", "mixed"):
         if (z := getattr(batch, name)) is not None:
             of = part._prepared((z if isinstance(z, Tensor) else z.embeddings)[..., :width])

@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
 from ..base import Objective
@@ -44,7 +45,9 @@ class _Estimated(Objective):
 
     def clean(self, scores: Scores, estimator: str) -> Tensor:
         """Compute ``-log E(p) / (E(p) + N G)`` of each anchor's first positive, ``x+`` in the paper."""
-        return softplus(self.log_mass(scores, scores.neg, estimator) - scores.first_positive() / self.temperature)
+        mask, pos = scores.pos_mask, scores.pos
+        first = pos[:, :1] if mask is None else pos.gather(1, mask.to(torch.uint8).argmax(1, keepdim=True))
+        return softplus(self.log_mass(scores, scores.neg, estimator) - first / self.temperature)
 
     def with_mixed(self, scores: Scores, lam: Value) -> Tensor:
         """Add the terms of the mixed views to the clean loss."""

@@ -110,9 +110,9 @@ class ArCL(Wrapper, name="arcl"):
 
     def aligned(self, scores: Scores) -> Scores:
         """Return the scores for the inner objective: one positive, and its replacement in the denominator."""
-        known = scores.views is not None and scores.pairing in ("arcl", "queue")
-        if self.views is not None and known and scores.views != self.views:
-            raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.views}.")
+        known = scores.view_count is not None and scores.pairing in ("arcl", "queue")
+        if self.views is not None and known and scores.view_count != self.views:
+            raise ValueError(f"{self.name}: views={self.views} were expected, got {scores.view_count}.")
         if self.views is None and known and scores.pos.shape[1] == 1 and not checks.compiling():
             why = "two views have one pair, so that this is the inner objective with first views as anchors"
             hint = "Pass more than two views, or views=2 if you mean this."

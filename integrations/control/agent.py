@@ -68,11 +68,11 @@ class Contrast(nn.Module):
 
     def forward(self, z: Tensor, keys: list[Tensor]) -> Tensor:
         """The loss of anchors ``(B, features)`` and keys, ``(B, features)`` per further crop."""
-        return self.objective.from_pairings(self._sides(z, keys), z.device)
+        return self.objective.compute_loss(self._sides(z, keys), z.device)
 
     def report(self, z: Tensor, keys: list[Tensor]) -> dict[str, float]:
         """What this batch looks like to the objective, see :meth:`Objective.report`."""
-        numbers = self.objective.report(self._sides(z, keys), z.device, call="from_pairings")
+        numbers = self.objective.report(self._sides(z, keys), z.device, call="compute_loss")
         return {f"report/{name}": value for name, value in numbers.items()}
 
     def _sides(self, z: Tensor, keys: list[Tensor]) -> curl.Sides:

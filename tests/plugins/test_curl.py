@@ -246,7 +246,7 @@ def host(clone, monkeypatch):
 def by_hand(spec, z_a, z_pos, w):
     loss_fn = cp.objective(spec)
     sides = curl.Sides(z_a, [z_pos], w if curl.default_scores(loss_fn) == "bilinear" else None)
-    return loss_fn.from_pairings(sides, z_a.device)
+    return loss_fn.compute_loss(sides, z_a.device)
 
 
 @pytest.mark.parametrize("spec", ["infonce:t=1", "infonce:t=0.5 + 0.1*dp", "hcl:t=0.5 + 0.1*dp", "adnce:t=0.5"])

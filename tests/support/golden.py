@@ -166,7 +166,7 @@ def _alpha(p: dict[str, Any], t: float) -> cp.AlphaCL:
 def _soft(p: dict[str, Any], t: float, pos: Tensor, neg: Tensor, v: Tensor, advneg: Tensor) -> Tensor:
     scores = cp.Scores(pos, cp.MatrixNegatives(neg), guide_pos=v.detach())
     scores.neg.set_guide(cp.MatrixNegatives(advneg.detach()))
-    return cp.SoftTargets(t, tau=p["tau"], weight=p["weight"]).from_pairings(lambda _: scores, pos.device)
+    return cp.SoftTargets(t, tau=p["tau"], weight=p["weight"]).compute_loss(lambda _: scores, pos.device)
 
 
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {

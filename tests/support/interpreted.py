@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import torch
 
-from counterpoint.batch import choose_engine
+from counterpoint.batch import scores
 from counterpoint.engine import tiles
 from counterpoint.experimental import fused
 
@@ -40,8 +40,8 @@ def kernels_everywhere(device: str = "cpu") -> Iterator[None]:
     with (
         patch.object(fused, "DEVICES", {device}),
         patch.object(fused, "FusedNegatives", Mixed),
-        patch.object(choose_engine, "fastest_engine", lambda *_: "fused"),
-        patch.object(choose_engine, "PAIRS_CPU", 0),
-        patch.object(choose_engine, "PAIRS", 0),
+        patch.object(scores, "fastest_engine", lambda *_: "fused"),
+        patch.object(scores, "PAIRS_CPU", 0),
+        patch.object(scores, "PAIRS", 0),
     ):
         yield

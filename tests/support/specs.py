@@ -158,7 +158,7 @@ def of_scores(
         scores.adversarial = cp.Scores(adversarial[0], cp.MatrixNegatives(adversarial[1]))
     for s, keys in zip(mixed[0].unbind(1), mixed[1].unbind(1), strict=True) if mixed is not None else ():
         scores.mixed.append(cp.Scores(s.unsqueeze(1), cp.MatrixNegatives(keys)))
-    return loss_fn.from_pairings(lambda _: scores, pos.device, reduction=reduction)
+    return loss_fn.compute_loss(lambda _: scores, pos.device, reduction=reduction)
 
 
 def of_tiles(edge: int | None) -> str:

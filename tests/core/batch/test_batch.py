@@ -84,9 +84,9 @@ def test_a_small_batch_never_visits_the_streaming_engine(monkeypatch, pairing):
 def test_scores_are_computed_once_and_know_the_number_of_views():
     batch = Batch([*embeddings()[:3]])
     assert scores_of(batch, "views") is scores_of(batch, "views")
-    assert scores_of(batch, "arcl").views == 3
+    assert scores_of(batch, "arcl").view_count == 3
     z = embeddings()
-    assert scores_of(Batch([z[:2].transpose(0, 1), z[2:4].transpose(0, 1)], queue=z[0]), "views").views == 2
+    assert scores_of(Batch([z[:2].transpose(0, 1), z[2:4].transpose(0, 1)], queue=z[0]), "views").view_count == 2
 
 
 @pytest.mark.parametrize("engine", ["matrix", "tiles:3", "chunks:3"])

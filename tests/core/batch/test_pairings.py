@@ -227,6 +227,6 @@ def test_a_prior_per_anchor_of_ready_made_scores():
     pos, neg = cosines(0)
     prior = torch.tensor([0.0, 0.3, 0.1, 0.05, 0.2], dtype=torch.float64)
     scores = cp.Scores(pos, cp.MatrixNegatives(neg), prior=prior.unsqueeze(1))
-    actual = cp.DCL(0.5).from_pairings(lambda _: scores, pos.device, reduction="none")
+    actual = cp.DCL(0.5).compute_loss(lambda _: scores, pos.device, reduction="none")
     rows = [cp.DCL(0.5, float(p)).from_scores(pos, neg, reduction="none")[i] for i, p in enumerate(prior)]
     same(actual, torch.stack(rows), pos, neg)

@@ -56,7 +56,7 @@ def test_matrices_become_a_matrix_with_hard_negatives_last():
     parts = [MatrixNegatives(x @ y.T, drop=torch.zeros(7, 7, dtype=torch.bool)) for x, y in PAIRS]
     neg = joined(parts, [2, 1])
     assert isinstance(neg, MatrixNegatives)
-    torch.testing.assert_close(neg.scores[:, -3:], torch.cat([parts[0].scores[:, -2:], parts[1].scores[:, -1:]], 1))
+    torch.testing.assert_close(neg.matrix[:, -3:], torch.cat([parts[0].matrix[:, -2:], parts[1].matrix[:, -1:]], 1))
     kept = neg.excluding(torch.full((7, 1), -9.0), exempt=3)
     assert kept.count.unique().tolist() == [3.0]
     assert joined(parts[:1], [2]) is parts[0]

@@ -136,12 +136,12 @@ def test_what_is_asked_first_changes_nothing(both):
         with torch.no_grad():
             return neg.mean(lambda s: s) + lse(neg) + neg.pos
 
-    questions = [lse, lambda neg: neg.pos, lambda neg: neg.mean(lambda s: s**2), lambda neg: neg.scores.sum(), silent]
+    questions = [lse, lambda neg: neg.pos, lambda neg: neg.mean(lambda s: s**2), lambda neg: neg.matrix.sum(), silent]
     for first in questions:
         for second in questions:
             z = views()
             neg, plain = negatives(z, both), negatives(z, both)
-            assert plain.scores is not None  # the matrix from the beginning
+            assert plain.matrix is not None  # the matrix from the beginning
             found, wanted = (
                 first(n).detach().sum() + second(n).sum() + n.pos.sum() + lse(n).sum() for n in (neg, plain)
             )
@@ -151,9 +151,9 @@ def test_what_is_asked_first_changes_nothing(both):
 def test_the_positives_wait_for_the_negatives():
     neg = negatives(views())
     scores = PairScores.of(neg)
-    assert vars(neg).keys().isdisjoint({"pos", "scores"})
+    assert vars(neg).keys().isdisjoint({"pos", "matrix"})
     cp.InfoNCE(0.1).losses(scores)
-    assert "scores" not in vars(neg)
+    assert "matrix" not in vars(neg)
     assert scores.pos is neg.pos
 
 

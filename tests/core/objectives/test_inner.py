@@ -82,7 +82,7 @@ def test_blocks_of_anchors_are_solved_separately():
     exact = MatrixNegatives(s.detach().double().requires_grad_(), neg.skip)
     expected = inner.nonnegative_worst_case(exact, 0.4)
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
-    (wanted,) = torch.autograd.grad(expected.sum(), exact.scores)
+    (wanted,) = torch.autograd.grad(expected.sum(), exact.matrix)
     torch.testing.assert_close(gradient.double(), wanted, rtol=1e-4, atol=1e-8)
     assert not gradient.gather(1, neg.skip).any()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import counterpoint as cp
-from counterpoint.batch.choose_engine import fastest_engine
+from counterpoint.batch.scores import fastest_engine
 
 MANY = 2**26
 
