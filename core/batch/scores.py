@@ -211,7 +211,7 @@ def pair_scores(batch: Batch, both: bool = False) -> PairScores | None:
 
 
 def mask_of(batch: Batch, anchor_views: int, key_views: int, hard: int, owned: bool) -> Mask:
-    """Return which keys count: so many views of all samples, and ``hard`` negatives of each sample."""
+    """Return which keys, views of all samples and ``hard`` negatives of each, count: not those of the anchor's own."""
 
     def pair(x: Tensor | None, of_hard: Tensor | None) -> tuple[Tensor, Tensor] | None:
         """Return a value for each anchor and for each key; hard negatives without an id get one that no sample has."""
@@ -259,7 +259,7 @@ def has_zeros(log_weight: Pair | None) -> bool:
 def masked_negatives(
     batch: Batch, blocks: Sequence[Pair], mask: Mask, both: bool = False, optional: bool = False, engine: str = ""
 ) -> Negatives:
-    """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, without those that ``mask`` excludes."""
+    """Return the keys ``(N, d)`` of each block's anchors ``(n, d)``, but those that ``mask`` excludes, by engine."""
     engine = engine or batch.engine
     if engine == "auto":
         pairs = sum(left.shape[0] * right.shape[0] for left, right in blocks) * (1 + both)

@@ -373,7 +373,7 @@ class MatrixNegatives(Negatives):
 def excluded_by(mask: Mask, matrix: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return ``skip``, ``drop`` and ``log_weight`` of :class:`MatrixNegatives`, without limits and strength."""
     rows, keys = matrix.shape
-    if mask.by_position:
+    if mask.by_position:  # only views of the anchor's own sample, every ``period``-th key
         if mask.period is None:
             return None, None, None
         of_views = keys if mask.hard is None else mask.hard
