@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from counterpoint.names import IMPORT, OBJECTIVES, nearest, unknown_objective
+from counterpoint.plugins.printing import print_lines
 from counterpoint.spec import CALLS, SpecError, refuse_list
 
 from .domain import about, default, domain
@@ -84,7 +85,7 @@ def run_cells(
         return run_grid(train, cells, arguments.out, **options, **more), 0
     except GridError as error:
         if "total" not in more:  # of a larger grid, whose failures the caller counts
-            print(f"counterpoint {command}: {error}", file=sys.stderr)
+            print_lines(f"counterpoint {command}: {error}", file=sys.stderr)
         return [run for run in error.runs if failed or run.done], 1
 
 

@@ -1,4 +1,4 @@
-"""Texts that are safe to show: no keys, tokens and passwords of a command line, no control characters.
+"""Command lines that are safe to show: no keys, tokens and passwords.
 
 A name says whether its value is a secret: ``--password``, ``--wandb-key``, ``API_TOKEN=...``. Names that are also used
 for settings, such as ``--label-key`` and ``--mask-token``, say so only if the value is long and looks random.
@@ -36,9 +36,3 @@ def redacted(words: Sequence[str]) -> list[str]:
 def _is_secret(name: str, value: str) -> bool:
     """Return whether the value of a flag or variable of this name is a secret."""
     return bool(value and (NAME.search(name) or (PERHAPS.search(name) and RANDOM.fullmatch(value))))
-
-
-def visible(text: str) -> str:
-    """Return a text in one line, with escapes for characters that would move, color or reorder it on a terminal."""
-    hidden = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
-    return re.sub(hidden, lambda found: found[0].encode("unicode_escape").decode(), text)

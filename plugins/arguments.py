@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from counterpoint.names import OBJECTIVES, RULES, TOLD, closest, nearest
 
+from .printing import visible
+
 DATA = ("--task", "--data")  # take the name of a data set
 
 
@@ -23,8 +25,9 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        message = re.sub("invalid (?:float|int) value: ", "expected a number, got ", message)
-        self.exit(2, f"{self.prog}: {message.removeprefix('argument ')}\nsee {self.prog} --help\n")
+        message = re.sub("invalid (?:float|int) value: ", "expected a number, got ", message).removeprefix("argument ")
+        lines = f"{self.prog}: {message}\nsee {self.prog} --help".split("\n")  # of a spec, with a caret
+        self.exit(2, "\n".join(map(visible, lines)) + "\n")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -60,6 +63,8 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown flag {flag}.{f' Did you mean {long[0]!r}?' if long else near}")
         if word.endswith(".py") and "--site" in known:  # flags of commands that run a script
             self.error(f"unexpected {word!r}. A script and its own arguments stand behind --: -- {word} ...")
+        if word.endswith(".json") and "--json" in known and known["--json"].nargs == 0:
+            self.error(f"unexpected {word!r}: --json takes no file, it prints to standard output: --json > {word}")
         data = [name for name in (*["--objective"] * is_spec(word), *DATA) if name in known]
         one = " It takes one." if data and known[data[0]].nargs is None else ""
         self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {shlex.quote(word)}?{one}" if data else ""))

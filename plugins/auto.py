@@ -28,6 +28,7 @@ from .finder.watch import EnoughError, Watch
 from .finder.words import commands_of, host_temperature, in_words, is_sound, objective_of, spec_of
 from .host import OWN_LOSS, PATIENCE, Host, Seam, SeamError, UnreachedError, is_first_process
 from .launch import Script, run
+from .printing import print_lines
 from .sites import Site
 
 FRAMEWORKS = ("jax", "flax", "tensorflow", "keras", "mlx")
@@ -155,7 +156,7 @@ def run_and_conclude(
                 raise SeamError(f"{script.path.name} imports {other}, not torch: this is for torch only")
             run(host, seam, script, arguments, use_shims=not args.no_shims)
         except SeamError as error:
-            print(f"counterpoint: {error}", file=sys.stderr)
+            print_lines(f"counterpoint: {error}", file=sys.stderr)
             return error.code
         except (Exception, SystemExit) as error:
             if not isinstance(error, SystemExit) or error.code:
@@ -173,10 +174,10 @@ def run_and_conclude(
             file.write_text(json.dumps(data, indent=2))
     if failure is not None:
         for value, shim in () if args.shims or args.no_shims else dict(shims.curing(failure, home)).items():
-            print(f"counterpoint: --shims {value} may help: {shim.name}, {shim.why}", file=sys.stderr)
+            print_lines(f"counterpoint: --shims {value} may help: {shim.name}, {shim.why}", file=sys.stderr)
         number = getattr(failure, "code", None)  # of SystemExit, which prints nothing else if it is a number
         how = f"exit code {number}" if isinstance(number, int) else "an error:"
-        print(f"counterpoint: the script ended with {how}", file=sys.stderr)
+        print_lines(f"counterpoint: the script ended with {how}", file=sys.stderr)
         raise failure
     return code
 
@@ -233,17 +234,17 @@ def conclude(
     replaced = sound[:1] if known else ready[0][1] if ready else []
     owns = [spec_of(str(loss["form"]), loss, host_temperature(loss)) for loss in replaced]
     data["own"] = " + ".join(dict.fromkeys(owns)) or None
-    print("\n".join(in_words(data)), file=sys.stderr)
+    print_lines(*in_words(data), file=sys.stderr)
     if commands and "TORCHELASTIC_RUN_ID" in os.environ:
-        print("  For all processes: torchrun ... -m counterpoint.plugins.inject in its place", file=sys.stderr)
+        print_lines("  For all processes: torchrun ... -m counterpoint.plugins.inject in its place", file=sys.stderr)
     if objective and commands and not apply:
-        print(f"  {objective} was not trained: start a command above, or add --apply.", file=sys.stderr)
+        print_lines(f"  {objective} was not trained: start a command above, or add --apply.", file=sys.stderr)
     if apply and commands:
         several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if several or (len(known) != 1 and len(ready) != 1):
             why = "each of these commands replaces another loss, so none was run"
             why = "it starts one process: start the command with your launcher" if several else why
-            print(f"counterpoint: --apply: {why}", file=sys.stderr)
+            print_lines(f"counterpoint: --apply: {why}", file=sys.stderr)
             return UnreachedError.code
         at = commands[0].index("--")
         words = [*commands[0][2:at], "--verify", "3", *commands[0][at:]]

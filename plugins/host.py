@@ -29,6 +29,7 @@ from counterpoint.vectors import widen
 
 from .encoders import OwnGuide
 from .paths import look_up
+from .printing import print_lines
 
 OWN_LOSS = "host"
 """The spec that stands for whatever the host computes itself."""
@@ -163,7 +164,7 @@ class Seam:
     def say(self, message: str) -> None:
         """Tell the user on standard error which loss was replaced."""
         if is_first_process() and not self.quiet:
-            print(f"counterpoint: {message}", file=sys.stderr)
+            print_lines(f"counterpoint: {message}", file=sys.stderr)
 
     def count(self) -> None:
         """Count a call of the host's loss."""

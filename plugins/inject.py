@@ -19,8 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from counterpoint.spec import SpecError
+
 from . import registry
 from .arguments import Parser
+from .printing import print_lines
 
 if TYPE_CHECKING:  # both import torch, which the parser must not
     from .host import Host, Seam
@@ -117,7 +120,7 @@ def command(args: argparse.Namespace) -> int:
         host = registry.find(args.host, path.path.resolve().parent, is_fork)
         check(args, host)
     except (SeamError, ValueError) as error:
-        print(f"counterpoint: {error}", file=sys.stderr)
+        print_lines(*f"counterpoint: {error}".rsplit("\n", 2 * isinstance(error, SpecError)), file=sys.stderr)
         return SeamError.code
     if host.name == "auto":
         from . import auto
@@ -143,7 +146,7 @@ def command(args: argparse.Namespace) -> int:
             )
         seam.raise_if_half(ended=True)
     except SeamError as error:
-        print(f"counterpoint: {error}", file=sys.stderr)
+        print_lines(f"counterpoint: {error}", file=sys.stderr)
         failure, failed = str(error), not isinstance(error, HalfError)
         return error.code
     finally:
@@ -156,7 +159,7 @@ def command(args: argparse.Namespace) -> int:
             about |= {"step_seconds": seam.step_seconds, "training_seconds": sum(seam.gaps)}
             counts.write_text(json.dumps(about))
         if not seam.quiet and (seam.calls > 1 or seam.seen or not failed):  # else the error says all
-            print(summary(host, seam, failed), file=sys.stderr)
+            print_lines(*summary(host, seam, failed), file=sys.stderr)
     return 0
 
 
@@ -222,7 +225,7 @@ def check(args: argparse.Namespace, host: Host) -> None:
         )
 
 
-def summary(host: Host, seam: Seam, failed: bool = False) -> str:
+def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
     """Describe a run that has ended, in its last call if it has failed: calls, differences, and other places."""
     text = f"counterpoint: {host.name}: the loss was reached {seam.calls} time{'s' * (seam.calls != 1)}"
     replaced = seam.calls > 0 and not seam.uses_own_loss
@@ -236,9 +239,8 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
         where = f"the gradient at the {seam.proved_at} was that of the host's own loss in "
         where += f"all {n} that were compared" if some else f"{n} of them"
         text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
-    if not seam.calls and seam.seen:
-        seen = ((place, *each) for place, calls in seam.seen.items() for each in calls.items())
-        text += "; seen instead:" + "".join("\n  {} with {}, {} times".format(*each) for each in seen)
+    seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]
+    text += "; seen instead:" * bool(seen)
     for counts in seam.counts():
         if counts["excluded"] >= 0:  # NaN where they were not counted
             text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
@@ -249,7 +251,8 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> str:
             text += ": it did nothing"
         if empty := counts["without_negatives"]:
             text += f"; {empty:.2%} of the anchors had no negatives left but the least similar one"
-    return text + "".join(f"\n  {place}: {note}" for place, note in seam.notes.items())
+    places = ["  {} with {}, {} times".format(*each) for each in seen]
+    return [text, *places, *(f"  {place}: {note}" for place, note in seam.notes.items())]
 
 
 def explain(host: Host) -> str:

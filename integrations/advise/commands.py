@@ -4,7 +4,9 @@ import argparse
 import csv
 import json
 from pathlib import Path
-from textwrap import fill
+from textwrap import wrap
+
+from counterpoint.plugins.printing import print_lines
 
 from .. import flags
 from ..domain import check, defaults
@@ -76,15 +78,15 @@ def command(arguments: argparse.Namespace) -> int:
         result = {"measured": measured, "advice": advice, "treatments": proposed, "command": race}
         print(json.dumps(result, indent=1))
         return 0
-    print(f"{measured['samples']} samples, {measured['width']} columns of {measured['features']}")
+    print_lines(f"{measured['samples']} samples, {measured['width']} columns of {measured['features']}")
     for one in advice:
-        print("\n" + fill(one["text"], WIDTH))
+        print_lines("", *wrap(one["text"], WIDTH))
         for line in one["evidence"]:
-            print(fill(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
+            print_lines(*wrap(line, WIDTH, initial_indent="    ", subsequent_indent="    "))
     if any(one["evidence"] for one in advice):
-        print("\n" + fill(LEGEND, WIDTH))
-    print(f"\nTry at equal compute, with the flags, length and metric of your script:\n\n    {race}")
+        print_lines("", *wrap(LEGEND, WIDTH))
+    print_lines("", "Try at equal compute, with the flags, length and metric of your script:", "", f"    {race}")
     named = "and, with their names in your script (with class labels as ids, training is supervised):"
     if with_names := [x for x in proposed if x not in race]:
-        print(f"\n{named}\n", *with_names, sep="\n    ")
+        print_lines("", named, "", *(f"    {one}" for one in with_names))
     return 0

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import flags
 from ..domain import NAMES, domain
+from ..store.progress import print_line
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -124,7 +124,7 @@ def command(arguments: argparse.Namespace) -> int:
             grid[name] = list(cells(name, objectives, seeds, arguments.quick))
         except (ImportError, OSError) as error:
             notes.append(f"{name} is left out: {error}")
-            print(notes[-1], file=sys.stderr)
+            print_line(notes[-1])
     if not grid:
         raise ImportError("nothing of the demo can run here; counterpoint doctor says what is missing.")
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
@@ -133,12 +133,12 @@ def command(arguments: argparse.Namespace) -> int:
         options, bar = flags.grid_options(arguments), store.track(range(len(some) + 1), name)
         options["progress"] = options["progress"] and (lambda line, bar=bar: line.startswith("[") and next(bar, None))
         runs += store.run_grid(tracked, some, arguments.out / "runs", **options)
-        print(f"{name}: {len(some)} runs", file=sys.stderr, flush=True)
+        print_line(f"{name}: {len(some)} runs")
     summary = report.summarise(runs)
     summary.columns.sort(key=lambda column: PARTS.index(column.domain.partition("-")[0]))
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
     print(report.RENDER["json" if arguments.json else "terminal"](summary))
     words = {"title": "counterpoint demo", "intro": INTRO}
     for path in report.write(summary, arguments.out, formats=("html", "json"), **words):
-        print(f"wrote {path}", file=sys.stderr)
+        print_line(f"wrote {path}")
     return 0

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import counterpoint as cp
 from counterpoint.install import DISTRIBUTION, install
+from counterpoint.plugins.printing import print_lines
 
 from ..domain import NAMES as DOMAINS
 
@@ -128,8 +129,8 @@ def command(options: argparse.Namespace) -> int:
     for finding in findings():
         code |= finding.state == "broken"
         lacking += [finding.name] * (finding.about == "extra" and finding.state == "missing")
-        print(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}", flush=True)
+        print_lines(f"{finding.state:8}{finding.about:10}{finding.name:18}{finding.text}")
         if finding.fix:
-            print(f"{'':36}-> {finding.fix}", flush=True)
-    print(f"all missing extras: {install(','.join(lacking)) if lacking else 'none'}")
+            print_lines(f"{'':36}-> {finding.fix}")
+    print_lines(f"all missing extras: {install(','.join(lacking)) if lacking else 'none'}")
     return code

@@ -14,6 +14,7 @@ from typing import Any
 
 import counterpoint
 from counterpoint.plugins.arguments import Parser
+from counterpoint.plugins.printing import print_lines
 
 from .table import COMMANDS, GROUPS
 
@@ -70,7 +71,7 @@ def _run(words: list[str]) -> int:
         if options is not None and COMMANDS[name].script:
             raise
         code, message = _failure(error, "stopped" if options else "stopped; nothing was done yet")
-    print(f"counterpoint {name}:", message, file=sys.stderr)
+    print_lines(f"counterpoint {name}: {message}", file=sys.stderr)
     return code
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import counterpoint as cp  # imports torch on first use of a name, so the parser starts without it
 from counterpoint.names import registry
+from counterpoint.plugins.printing import print_lines
 
 from .. import evidence, flags
 
@@ -53,7 +54,7 @@ def command(arguments: argparse.Namespace) -> int:
         from ..report.plots import save
 
         save(plot_weights(asked), arguments.plot)
-        print(f"wrote {arguments.plot}", file=sys.stderr)
+        print_lines(f"wrote {arguments.plot}", file=sys.stderr)
     parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
     listed = [*cp.registry.values()]
     if not arguments.json:

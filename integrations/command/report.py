@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from counterpoint.names import check_known
+from counterpoint.plugins.printing import print_lines, visible
 
 from .. import flags, items
 
@@ -56,7 +57,8 @@ def _of_files(arguments: argparse.Namespace) -> int:
     check_known("unknown baseline", baseline, models)
     title = ":".join(arguments.items[0].what.split(":")[1:]) or "scores"
     found = compare_items(title, baseline, models, arguments.margin, seeds=False)
-    print(json.dumps(found.plain(), indent=1) if arguments.format == "json" else "\n".join(found.sentences()))
+    as_json = arguments.format == "json"
+    print(json.dumps(found.plain(), indent=1) if as_json else "\n".join(map(visible, found.sentences())))
     return 0
 
 
@@ -86,5 +88,5 @@ def command(arguments: argparse.Namespace) -> int:
     print(report.RENDER[arguments.format](summary))
     if arguments.out is not None:
         for path in report.write(summary, arguments.out):
-            print(f"wrote {path}", file=sys.stderr)
+            print_lines(f"wrote {path}", file=sys.stderr)
     return 0

@@ -5,6 +5,8 @@ import json
 from itertools import product
 from typing import Any
 
+from counterpoint.plugins.printing import print_lines
+
 from .. import flags
 from ..domain import check_choice
 from .settings import CURL_TASKS, Settings, tasks
@@ -42,7 +44,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     runs, code = flags.run_cells(training.train, cells, arguments, "train control")
     report.show(runs, arguments.json)
     for run in () if arguments.json else runs:
-        print(f"{run.title}: {run.arguments['scores']} scores, in {run.address}")
+        print_lines(f"{run.title}: {run.arguments['scores']} scores, in {run.address}")
     return code
 
 
@@ -75,5 +77,5 @@ def eval_command(arguments: argparse.Namespace) -> int:
         return 0
     for run, result in evaluated:
         score = f"{result['score']:.1f} ± {result['spread']:.1f}"
-        print(f"{run.title}: {score} over {arguments.episodes} episodes ({run.address})")
+        print_lines(f"{run.title}: {score} over {arguments.episodes} episodes ({run.address})")
     return 0

@@ -9,11 +9,11 @@ from typing import Any
 
 import counterpoint as cp
 from counterpoint.names import known
+from counterpoint.plugins.printing import visible
 
 from ..domain import domain
 from ..report import statistics
 from ..report.tables import in_markdown
-from ..secrets import visible
 from ..store.cell import dataset_name
 from ..store.files import atomic, signed
 from ..store.run import Run, find_runs

@@ -8,7 +8,8 @@ from itertools import groupby
 from textwrap import wrap
 from typing import NamedTuple
 
-from ..secrets import visible
+from counterpoint.plugins.printing import visible
+
 from ..store.files import finite
 from .statistics import ALPHA
 from .summary import Cell, Column, Pooled, Report

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from counterpoint.plugins.printing import visible
+
 try:
     from tqdm import tqdm
 except ImportError:  # lines instead of bars
@@ -57,9 +59,9 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
-def print_line(line: str) -> None:
-    """Print a line to stderr, above the bars if there are any."""
-    (print if tqdm is None else tqdm.write)(line, file=sys.stderr)
+def print_line(*lines: str) -> None:
+    """Print lines to stderr, each in one :func:`visible` line, above the bars if there are any."""
+    (print if tqdm is None else tqdm.write)("\n".join(map(visible, lines)), file=sys.stderr)
     sys.stderr.flush()
 
 

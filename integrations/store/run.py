@@ -15,8 +15,10 @@ from typing import Any, BinaryIO, Protocol
 
 import torch
 
+from counterpoint.plugins.printing import visible
+
 from ..domain import require
-from ..secrets import redacted, visible
+from ..secrets import redacted
 from .cell import REQUIRED, canonical, dataset_name, folder_of, row_name
 from .errors import DamagedError, StoreError
 from .files import as_json, atomic, finite, is_metrics, load_checked, now, signature, signed
@@ -52,7 +54,7 @@ class Run:
         try:
             self.refresh()
         except DamagedError as error:  # the cell says what the run is
-            warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{error}; not used", RuntimeWarning, stacklevel=1)
 
     @classmethod
     def read(cls, place: "str | Path | RunFolder | Run") -> "Run":

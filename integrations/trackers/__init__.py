@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from counterpoint.install import install
 from counterpoint.names import check_known
+from counterpoint.plugins.printing import print_lines
 
 if TYPE_CHECKING:
     from ..store.run import Run
@@ -107,6 +108,6 @@ class Sending:
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}".partition("\n")[0]
                 about = f"{name} has failed and is left out; the store has everything ({reason})"
-                print(f"warning: {self.run.title}: {about}", file=sys.stderr, flush=True)
+                print_lines(f"warning: {self.run.title}: {about}", file=sys.stderr)
                 with suppress(Exception):
                     self.trackers.pop(name).close("failed")

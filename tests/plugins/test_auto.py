@@ -95,6 +95,15 @@ def test_options_without_effect(words, why, tmp_path, monkeypatch, capsys):
     assert why in capsys.readouterr().err
 
 
+def test_the_name_of_a_script_cannot_move_color_or_forge_what_is_printed(find):
+    lines = "import torch\nx = torch.randn(8, 6, requires_grad=True)\nfor _ in range(3):\n"
+    lines += "    torch.nn.functional.cross_entropy(x @ x.T, torch.arange(8)).backward()\n"
+    found = find(lines, name="t\x1b[31mx\nfake.py")
+    assert "\n  cross entropy t\\x1b[31mx\\nfake.py:4 in <module>" in found.err
+    assert "\x1b" not in found.err + found.out
+    assert "\nfake" not in found.err + found.out
+
+
 def test_a_script_may_edit_its_logits_without_a_gradient(find):
     """As BLIP-2 does, which draws hard negatives from them: a view of them has no gradient function any more."""
     lines = """

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import sys
+import warnings
 from statistics import fmean
 
 import numpy as np
@@ -27,7 +28,7 @@ from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.summary import digits
 from counterpoint.integrations.report.words import reading
-from counterpoint.integrations.secrets import visible
+from counterpoint.plugins.printing import visible
 
 ADNCE = cp.objective("adnce:t=0.15,mu=0.7,sigma=1").label  # with the paper's settings for MUTAG
 
@@ -431,7 +432,6 @@ def test_the_command(study, tmp_path, capsys):
         (["{study}", "--metric", "acuracy"], "unknown metric 'acuracy'. Did you mean 'accuracy'?"),
         (["{study}", "--baseline", "untraind"], "unknown baseline 'untraind'. Did you mean 'untrained'?"),
         (["{study}", "--baseline", "dcl"], "unknown baseline 'dcl'."),
-        (["{study}", "{copy}"], "are the same run: name one of the folders only."),
         (["{study}", "--out", "/proc/nowhere"], "/proc/nowhere"),
     ],
 )
@@ -443,6 +443,36 @@ def test_what_is_wrong_is_said_in_one_line(study, tmp_path, capsys, words, said)
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_a_copy_of_a_run_counts_once(tmp_path, capsys):
+    rows = {("A", BASE): {0: 1.0, 1: 2.0, 2: 2.5}, ("A", OTHER): {0: 2.0, 1: 3.0, 2: 3.6}}
+    make(tmp_path / "study", rows)
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    alone = capsys.readouterr()
+    shutil.copytree(tmp_path / "study", tmp_path / "copy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["report", str(tmp_path), "--json"]) == 0
+    both = capsys.readouterr()
+    assert (alone.err, both.out) == ("", alone.out)
+    assert len(re.findall(rf"^{tmp_path}/study/\S+: a copy of {tmp_path}/copy/\S+; left out$", both.err, re.M)) == 6
+    make(tmp_path / "other", {("A", BASE): {0: 1.5}})
+    with pytest.warns(RuntimeWarning, match="left out"), pytest.raises(ValueError, match="with other results"):
+        report.summarise(store.find_runs(tmp_path))
+
+
+def test_the_folder_of_a_damaged_run_cannot_move_color_or_forge_what_is_printed(tmp_path, capsys):
+    made = make(tmp_path, {("A", BASE): {0: 1.0}})
+    shutil.copytree(made[0].path, tmp_path / "\x1b[31mred\nfake")
+    (tmp_path / "\x1b[31mred\nfake" / "run.json").write_text("{")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["report", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert r"/\x1b[31mred\nfake/run.json: not readable as JSON" in shown.err
+    assert "\x1b" not in shown.err + shown.out
+    assert shown.err.count("\n") == 1
 
 
 def test_unfinished_and_ambiguous(tmp_path):

@@ -41,6 +41,7 @@ from counterpoint.integrations.control import settings as control_settings
 from counterpoint.integrations.graph import settings as graph_settings
 from counterpoint.integrations.store import files, grid, progress, reproduce
 from counterpoint.integrations.store.cell import REQUIRED, row_name
+from counterpoint.integrations.store.folder import at_once
 
 CELL = {"domain": "toy", "dataset": "clusters", "objective": "infonce:t=0.2", "seed": 0}
 SCRIPT = Path(toy_grid.__file__)
@@ -604,6 +605,18 @@ def test_what_is_no_run(tmp_path):
         (tmp_path / "run.json").write_text(json.dumps(files.signed(content)))
         with pytest.warns(RuntimeWarning, match=r"run\.json: not the record of a run; left out"):
             assert store.find_runs(tmp_path) == []
+
+
+def test_a_damaged_run_is_named_once_by_a_command(tmp_path, capsys):
+    """Though it is opened twice, the second time in a thread."""
+    path = store.Run(tmp_path, CELL).path
+    path.mkdir(parents=True)
+    (path / "run.json").write_text("{")
+    with progress.plain_warnings():
+        warnings.simplefilter("always")
+        store.Run(tmp_path, CELL)
+        at_once(partial(store.Run, tmp_path), [CELL])
+    assert re.fullmatch(r"\S+run.json: not readable as JSON.*; not used\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("change", ["digit", "metric", "seed", "no checksum"])
