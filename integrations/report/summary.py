@@ -10,6 +10,7 @@ row is marked as the best only if it is different from each other trained one.
 import json
 import math
 import re
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -158,6 +159,12 @@ def summarise(
         margin: differences within it are of no interest, in the metric's unit; by default half a point of a hundred.
     """
     done = sorted((run for run in runs if run.done and not run.tuning), key=lambda run: str(run.path))
+    known_runs: dict[str, Run] = {}
+    for run in done:
+        twin = known_runs.setdefault(json.dumps([run.arguments, run.result], sort_keys=True), run)
+        if twin is not run:
+            warnings.warn(f"{run.path}: a copy of {twin.path}; left out", RuntimeWarning, stacklevel=1)
+    done = [*known_runs.values()]
     if not done:
         if tuned := sum(run.tuning for run in runs):
             raise ValueError(f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}, and no other is done.")
@@ -291,7 +298,7 @@ def _columns(
         if not math.isnan((run.result or {}).get(metric, math.nan)):
             twin = runs[rows[run.path]].setdefault(run.arguments["seed"], run)
             if twin is not run and not is_check(run):  # these are stored once per length of training
-                raise ValueError(f"{run.path} and {twin.path} are the same run: name one of the folders only.")
+                raise ValueError(f"{run.path} and {twin.path} are the same run, with other results: name only one.")
     values = {row: {seed: run.record["result"][metric] for seed, run in own.items()} for row, own in runs.items()}
     if not values:
         return
