@@ -10,8 +10,10 @@ from dataclasses import asdict
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from textwrap import fill
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
+
+from counterpoint.plugins.printing import print_lines, visible
 
 from .. import flags
 from ..domain import defaults
@@ -79,7 +81,7 @@ def train_command(arguments: argparse.Namespace) -> int:
     report.show(runs, arguments.json)
     for run in () if arguments.json else runs:
         if run.arguments["objective"] is not None:
-            print(f"{run.title}: {run.address}/model")
+            print_lines(f"{run.title}: {run.address}/model")
     return code
 
 
@@ -112,7 +114,7 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 
     if "root" in arguments:
         flags.check_root(arguments.root)
-    retrieval.check(getattr(arguments, "data", ()))
+    retrieval.check(getattr(arguments, "data", ()), getattr(arguments, "split", ""))
     if len({*arguments.model}) < len(arguments.model):
         raise ValueError(f"model: expected different ones, got {' '.join(arguments.model)}.")
     for model in arguments.model:
@@ -139,7 +141,7 @@ def _evaluate(
         model = encode.load(name, arguments.pooling, **load)
         reports[name] = import_module(f".{module}", __package__).evaluate(model, names, **options)
         if not arguments.json:
-            print(*[f"{name}:"] * (len(arguments.model) > 1), text(reports[name]), sep="\n")
+            print_lines(*[f"{name}:"] * (len(arguments.model) > 1), *text(reports[name]).split("\n"))
     compared = _by_items(arguments, reports) if arguments.measure else []
     if arguments.json:
         fields = partial(asdict, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "items"})
@@ -148,7 +150,7 @@ def _evaluate(
         print(json.dumps(finite(several if len(reports) > 1 else plain.popitem()[1]), indent=1))
     else:
         for one in compared:
-            print(*(fill(sentence, 100) for sentence in one.sentences()), sep="\n")
+            print_lines(*(line for sentence in one.sentences() for line in wrap(sentence, 100)))
     return 0
 
 
@@ -203,11 +205,13 @@ def transfer_command(arguments: argparse.Namespace) -> int:
 
 def retrieval_arguments(parser: argparse.ArgumentParser) -> None:
     names = f"BEIR folders, names in ${ENVIRONMENT}/retrieval, nano or nano:NAME (all of the latter, else nano)"
-    _add_model(parser, items=retrieval.HEADLINE)("--data", nargs="+", default=[], metavar="DATA", help=names)
+    add = _add_model(parser, items=retrieval.HEADLINE)
+    add("--data", nargs="+", default=[], metavar="DATA", help=names)
+    add("--split", default="test", metavar="NAME", help="queries of qrels/NAME.tsv, such as dev (%(default)s)")
 
 
 def retrieval_command(arguments: argparse.Namespace) -> int:
-    return _evaluate(arguments, "retrieval", retrieval_text, arguments.data)
+    return _evaluate(arguments, "retrieval", retrieval_text, arguments.data, split=arguments.split)
 
 
 def mteb_arguments(parser: argparse.ArgumentParser) -> None:
@@ -282,4 +286,4 @@ def grid(header: Iterable[str], rows: Iterable[Iterable[Cell]]) -> str:
 def _cell(value: Cell) -> str:
     if isinstance(value, float):
         return "undef." if math.isnan(value) else f"{value:.2f}"
-    return "-" if value is None else str(value)
+    return "-" if value is None else visible(str(value))

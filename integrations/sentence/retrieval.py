@@ -72,12 +72,12 @@ def find(name: str | Path) -> Path:
     raise FileNotFoundError(f"{name}: not a BEIR folder, nor the name of a collection: {where}.{hint}")
 
 
-def check(names: Iterable[str]) -> None:
-    """Raise an error unless each name is that of a collection, or of NanoBEIR."""
+def check(names: Iterable[str], split: str = "") -> None:
+    """Raise an error unless each name is that of a collection, which has the split, or of NanoBEIR."""
     for name in names:
         kind, _, one = name.partition(":")
         if kind != NANO:
-            find(name)
+            _ = judgements(find(name), split) if split else find(name)
         elif one:
             check_known("unknown collection of NanoBEIR", one.lower(), NANO_NAMES)
 
@@ -148,17 +148,22 @@ class Report:
     mean: dict[str, float] | None
 
 
-def evaluate(model: Any, names: Sequence[str | Path] = (), *, batch_size: int = 64, progress: bool = False) -> Report:
+def evaluate(
+    model: Any, names: Sequence[str | Path] = (), *, split: str = "test", batch_size: int = 64, progress: bool = False
+) -> Report:
     """Score a model on retrieval collections.
 
     Args:
         model: a SentenceTransformer; its prompts for queries and documents are used.
         names: BEIR folders, names of collections in ``retrieval/`` of the data, ``nano`` for NanoBEIR from the hub, or
             ``nano:NAME`` for one of its collections; by default all collections of the data, or else ``nano``.
+        split: which queries of the folders, by the file of their judgements, ``qrels/SPLIT.tsv``.
         batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.
     """
-    places = map(str, names or collections() or [NANO])
-    loaded = {name: None if name.partition(":")[0] == NANO else read(find(name)) for name in places}
+    places = [*map(str, names or collections() or [NANO])]
+    if split != "test" and (nano := [name for name in places if name.partition(":")[0] == NANO]):
+        raise ValueError(f"split: {nano[0]} has only test, got {split!r}.")
+    loaded = {name: None if name.partition(":")[0] == NANO else read(find(name), split) for name in places}
     if not hasattr(model, "encode_query"):
         raise TypeError(f"model: expected a SentenceTransformer, got {type(model).__name__}.")
     from sentence_transformers.sentence_transformer.evaluation import NanoBEIREvaluator

@@ -66,6 +66,14 @@ def test_command(bert, tmp_path, capsys, monkeypatch):
     assert json.loads(capsys.readouterr().out)["collections"]["words"]["metrics"] == pytest.approx(expected)
     assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--data", "wrods"]) == 2
     assert "Did you mean 'words'" in capsys.readouterr().err
+    assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--split", "dve"]) == 2
+    assert "dve.tsv: no such file; splits of words: dev, test, train" in capsys.readouterr().err
+    assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--split", "dev", "--json"]) == 0
+    dev = by_hand(load(bert), retrieval.read(retrieval.find("words"), "dev"))
+    assert json.loads(capsys.readouterr().out)["collections"]["words"]["metrics"] == pytest.approx(dev)
+    assert dev != pytest.approx(expected)
+    assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--data", "nano:nq", "--split", "dev"]) == 2
+    assert "split: nano:nq has only test, got 'dev'." in capsys.readouterr().err
     assert main(["eval", "retrieval", str(bert), "--pooling", "mean"]) == 0
     sizes = "10 queries, 30 documents with text, behind their titles; all grades above 0 are relevant alike"
     assert capsys.readouterr().err == f"loading {bert}\nwords: {sizes}\n"  # no bars without a terminal
