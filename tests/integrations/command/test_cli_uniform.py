@@ -106,6 +106,11 @@ MISSPELLED = [
     ("eval graph runs --probe smv", "--probe: unknown probe 'smv'. Did you mean 'svm'?"),
     ("report runs --format jsn", "--format: unknown format 'jsn'. Did you mean 'json'?"),
     ("demo --domains imgae", "Did you mean 'image'?"),
+    ("doctor --json found.json", "unexpected 'found.json': --json takes no file, it prints to standard output"),
+    ("race auto --json race.json -- train.py", "unexpected 'race.json': --json takes no file"),
+    ("train graph --objective hcl:\x1b[31m=1", "\n  hcl:\\x1b[31m=1\n      ^\n"),
+    ("train graph \x1b[31m", r"unexpected '\x1b[31m'"),
+    ("train graph --\x1b[31m", r"unknown flag --\x1b[31m"),
 ]
 
 
