@@ -7,6 +7,7 @@ import io
 import pickle
 import re
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from documents import ROOT
 
 from counterpoint.integrations import store
 from counterpoint.integrations.store.files import load_checked
+from counterpoint.integrations.store.progress import print_line
+from counterpoint.plugins.printing import print_lines
 
 FILES = [
     path
@@ -140,3 +143,12 @@ def test_every_protection_names_a_test_that_exists():
     for file, name in sorted(named):
         functions = {node.name for node in ast.parse((ROOT / file).read_text("utf-8")).body if hasattr(node, "name")}
         assert name in functions, f"{file}::{name}"
+
+
+def test_messages_go_through_what_shows_control_characters(capsys):
+    """A name may be in any of them; ``comparison.py`` passes on what the script itself has printed."""
+    sent = [path for path, keywords in calls("print", "sys.stderr.write") if "sys.stderr" in keywords.values()]
+    assert sent == ["integrations/compare/comparison.py"]
+    for shown in (partial(print_lines, file=None), print_line):
+        shown("a\x1b[31m\nb", "c\u202e\r")
+        assert "".join(capsys.readouterr()) == "a\\x1b[31m\\nb\nc\\u202e\\r\n"

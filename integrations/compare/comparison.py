@@ -137,13 +137,14 @@ class Comparison:
                 break
         done, failed = [run for run in runs if run.done], [run for run in runs if not run.done]
         for run in failed[:MOST]:
-            print("\n".join([f"-- {run.title}, the end of {run.address}/{LOG}:", *last_lines(run)]), file=sys.stderr)
+            print_line(f"-- {run.title}, the end of {run.address}/{LOG}:", *last_lines(run))
         if failed:  # last, since logs are long
             why = str(failed[0].record.get("error")).partition("\n")[0]
-            print(f"counterpoint compare: {len(failed)} of {plural(len(runs), 'run')} failed: {why}", file=sys.stderr)
+            rest = f"; stopped, {len(grid) - len(runs)} not started" * (len(runs) < len(grid))
+            print_line(f"counterpoint compare: {len(failed)} of {plural(len(runs), 'run')} failed{rest}: {why}")
         errors = {} if settings.any_length else dict(uneven(done))
         for error in errors.values():
-            print(f"counterpoint compare: {error}; left out (--any-length allows it)", file=sys.stderr)
+            print_line(f"counterpoint compare: {error}; left out (--any-length allows it)")
         if not (done := [run for run in done if run not in errors]):
             return 1
         self.notes += [*own_settings(done), *_time_notes(done, baseline)]
@@ -172,7 +173,7 @@ class Comparison:
         write_notes(done, own_notes, summary.remarks, settings.items.text if settings.items else None)
         summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
-        print(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}", file=sys.stderr)
+        print_line(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
         return 1 if failed or errors or not summary.columns else 0
 
     def _tune(self) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from counterpoint.names import check_known, nearest
+from counterpoint.names import check_known, closest, nearest
 
 from .. import items
 
@@ -210,7 +210,8 @@ def _text(metric: Metric, written: Written) -> Values:
     """Return the matches in a file, or in the output of the script."""
     if metric.kind == "output":
         ends = " | ".join(line.strip() for line in printed(r"^(?! ).*\d.*$", written.log)[-3:])
-        none = f"nothing in {written.log}, which is kept for another --metric, matches, ending in {ends}"
+        near = closest(metric.name, re.findall(r"[^\W\d][\w@/-]*", ends))
+        none = f"nothing in {written.log}, which is kept for another --metric, matches.{near} It ends in {ends}"
         return _numbered(printed(metric.what, written.log)[: written.most], none)
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")
 

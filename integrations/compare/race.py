@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,6 +20,7 @@ from statistics import fmean
 from typing import Any
 
 import counterpoint as cp
+from counterpoint.plugins.printing import visible
 
 from .. import flags, report, store
 from ..report.statistics import Verdict
@@ -49,7 +49,7 @@ class Race(Comparison):
     """A race, checked with the plugins of the host."""
 
     command = "race"
-    skipped: Sequence[str] = ()  # what the budget is too small for
+    skipped: Sequence[str] = ()  # treatments at temperatures that the budget is too small for
     enough = 0  # the budget that suffices for it
     asked: Sequence[Mapping[str, Any]] = ()  # cells of the runs so far
 
@@ -115,7 +115,7 @@ class Race(Comparison):
         errors = self._lost(runs) + [error for _, error in uneven(even) if not self.settings.any_length]
         errors = errors or ["all other treatments have failed at the whole length"] * (bool(others) and rival is tuned)
         if errors:
-            print(*(f"counterpoint race: {error}" for error in errors), sep="\n", file=sys.stderr)
+            print_line(*(f"counterpoint race: {error}" for error in errors))
             return 1
         summary = compare(runs, metrics=metrics)
         ended = [arm.text for arm in self.arms if not arm.dropped]
@@ -131,10 +131,11 @@ class Race(Comparison):
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
         said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
-        if self.skipped:
-            others_too = f" and {len(self.skipped) - 3} more" * (len(self.skipped) > 3)
-            small = f"--budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
-            said += f" Settings not tried, since {small}: {', '.join(self.skipped[:3])}{others_too}."
+        small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
+        for where in ("", " at another temperature"):
+            names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
+            others_too = f" and {len(names) - 3} more" * (len(names) > 3)
+            said += f" Not tried{where}, {small}: {', '.join(names[:3])}{others_too}." * bool(names)
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
@@ -143,14 +144,14 @@ class Race(Comparison):
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *one["script"]]
         shown = [f"to train with {winner.text}: {shlex.join(train)}"] * (winner.text != HOST)
-        print(f"page: {page}", *shown, sep="\n", file=sys.stderr)
+        print_line(f"page: {page}", *shown)
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
             found: dict[str, Any] = {"sentence": said, "winner": winner.text, "other": rival.text, "tuned": tuned.text}
             found |= {"command": train, "arms": arms, "cost": cost}
             print(json.dumps(finite(found)))
         else:
-            print(report.RENDER["terminal"](summary), said, sep="\n")
+            print(report.RENDER["terminal"](summary), visible(said), sep="\n")
         return 0
 
     def _confirm(self, rows: Sequence[str], seeds: Sequence[int], **more: Any) -> list[Run]:
@@ -237,6 +238,7 @@ class Race(Comparison):
     def _begin(self, settings: Iterable[tuple[str, float]], most_settings: int = 0) -> bool:
         """Train treatments, each at a temperature, for a share of the script's length; return whether any was new."""
         if not self.length:  # the numbers that a whole training prints
+            print_line(f"first a whole training, to count its numbers: {SHARE} or more, or name a --steps-flag")
             self._check_own(whole := self._train([HOST], {})[0])
             self.length = float(len(whole.metrics()))
         if self.length < SHARE and not self.flag:
@@ -252,12 +254,14 @@ class Race(Comparison):
         new, room = [arm for arm in arms.values() if arm.text not in known], self.most - len(self.arms)
         if any(arm.own for arm in new):  # each treatment shall be tried, too
             room -= min(len(self.families), self.most - max(len(TEMPERATURES), len(self.arms)))
-        if skipped := [arm.text for arm in new[room:]]:
+        tried = {arm.family for arm in (*self.arms, *new[:room])}
+        if skipped := [*dict.fromkeys(arm.family for arm in new[room:])]:
             every = {HOST, *self.families, *(arm.family for arm in self.arms)}  # at every temperature
             self.enough = math.ceil((most_settings or len(FACTORS) * len(every)) * (1 + self.tune_seeds) / SHARE)
-            small = f"--budget {self.arguments.settings.budget} is too small to try {', '.join(skipped)}, too"
+            shown = (f"{one} at another temperature" if one in tried else one for one in skipped)
+            small = f"--budget {self.arguments.settings.budget} is too small to try {', '.join(shown)}"
             print_line(f"{small}; {self.enough} suffices")
-            self.skipped = [*self.skipped, *skipped]
+            self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
             print_line(
                 f"1/{SHARE} of the length, {len(new)} of at most {room} settings: {', '.join(arm.text for arm in new)}"
@@ -296,7 +300,8 @@ class Race(Comparison):
         """Raise if the first training gave no number, since in all others, too, it may be missing."""
         if math.isnan(self._value(run)):
             why = run.record.get("error") or f"expected {self.chosen_by.name}, got {format_numbers(run.result or {})}"
-            raise ValueError(f"the script's own loss gave no number: {why}; its output is in {run.address}/{LOG}")
+            why = f": {why}" * bool(self.arguments.json or run.result)  # else it is printed already
+            raise ValueError(f"the script's own loss gave no number{why}; its output is in {run.address}/{LOG}")
 
     def _follow(self) -> None:
         """Go on from your own loss's best temperature while that is the largest or the smallest tried."""
@@ -352,7 +357,7 @@ class Race(Comparison):
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
             short, full = (f"{self.sign * x:.4g}" if math.isfinite(x) else "no number" for x in (arm.short, arm.full))
-            other = ", for your loss at another temperature" * (arm.text == HOST)
+            other = " for your loss at another temperature, but compared on fresh seeds" * (arm.text == HOST)
             end = f"dropped by this one seed{other}" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
             told = f"{self.chosen_by.name} {short} at a quarter, {end}".replace(f"{self.chosen_by.name} no", "no")
             yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"
@@ -385,8 +390,9 @@ def sentence(
     times += "" if more is None else f"; {own} trained {LONGER:g} times as long: {_interval(more)}"
     if gain is not None and better:
         return f"{rival}: {_interval(gain)} {'(lower is better) against' if lower else 'over'} {own}; {times}."
-    changed = "" if tuning is None else "gained" if tuning.different else "changed it by"
-    gained = "" if tuning is None else f": tuning {changed} {_interval(tuning, 1 if lower else -1)}"
+    gains = tuning is not None and tuning.different and (tuning.difference > 0) == lower
+    changed = "gained" if gains else "changed it by"
+    gained = "" if tuning is None else f": tuning {changed} {_interval(tuning, 1 if gains and lower else -1)}"
     other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
     beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
     said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"

@@ -61,7 +61,8 @@ def test_numbers_are_read(written, text, expected):
         ("json:nowhere.json:acc", "no nowhere.json in"),
         ("json:*.json*:acc", "may mean"),
         ("csv:log.csv:ac", "no column 'ac'. Did you mean 'acc'?"),
-        ("output:accuracy: (.+)", r"nothing in .*log.txt, which is kept.* matches, ending in acc.* \| acc = 0.5 end$"),
+        ("output:lsos: (.+)", "matches. Did you mean 'loss'\\? It ends in"),
+        ("output:accuracy: (.+)", r"nothing in .*log.txt, which is kept.*\. It ends in acc.* \| acc = 0.5 end$"),
     ],
 )
 def test_a_number_that_is_missing_is_an_error_that_names_the_nearest(written, text, error):

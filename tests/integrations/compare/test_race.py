@@ -72,7 +72,16 @@ def test_says_what_is_shown_and_no_more():
     said = race.sentence("hcl", "infonce:t=0.1", lower, "", cost, better=True, lower=True)
     assert re.match(r"hcl: -3 \[.+?\] \(lower is better\) against your loss at t=0.1;", said)
     said = race.sentence("hcl", "infonce:t=0.1", lower, "", cost, better=False, lower=True)
-    assert ": tuning changed it by +1 [" in said
+    assert ": tuning changed it by -1 [" in said
+    worse = compare(base, {"host": better})
+    said = race.sentence("hcl", "infonce:t=0.1", {"host": worse["host"]}, "", cost, better=False)
+    assert worse["host"].different
+    assert ": tuning changed it by -3 [" in said
+    for said in (
+        race.sentence("hcl", "t", compare(better, {"host": base}), "", cost, better=False),
+        race.sentence("hcl", "t", worse, "", cost, better=False, lower=True),
+    ):
+        assert ": tuning gained +3 [" in said
     unsure = compare(base, {"hcl:prior=0.02": dict(enumerate([63.0, 58.5, 62.8])), "host": same})
     said = race.sentence("hcl:prior=0.02", "infonce:t=0.1", unsure, "", cost, better=False)
     assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning changed it by ")
@@ -155,6 +164,10 @@ def test_a_number_that_is_missing_stops_the_race_after_one_training(tmp_path):
     with pytest.raises(ValueError, match=r"own loss gave no number: ValueError: no 'acc'\. Known: accuracy"):
         stand_in(tmp_path, lambda one: None, asked).run()
     assert [one["objective"] for one in asked] == ["host"]
+    raced = stand_in(tmp_path, lambda one: None, [])
+    raced.arguments.json = False  # then the line of the run has the error
+    with pytest.raises(ValueError, match=r"^the script's own loss gave no number; its output is in \S+$"):
+        raced.run()
 
 
 @pytest.mark.parametrize(("training", "share"), [(1e-9, 1.0), (None, 0.0), (60.0, 0.0)])
@@ -274,7 +287,10 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
         assert found["winner"] == "infonce:t=0.2"
         assert found["sentence"].startswith("nothing beats your loss at t=0.2: tuning gained +2 [")
         assert f"; the best other, {best}, is -1 [" in found["sentence"]
-    assert ("Settings not tried, since --budget 4 is too small and 9 suffices: " in found["sentence"]) == (most == 5)
+    assert (
+        "Not tried at another temperature, since --budget 4 is too small and 9 suffices: hcl:beta=1."
+        in found["sentence"]
+    ) == (most == 5)
     longer = {("infonce:t=0.2", 12.0)} if hcl > 0 else set()  # where only tuning gains, that is the result
     assert {*fresh} == {(best, None), ("infonce:t=0.2", None), ("host", None), *longer}
     assert len(fresh) == 9 + 3 * len(longer)
@@ -327,7 +343,9 @@ def test_the_training_that_counts_the_numbers_is_a_part_of_the_cost(tmp_path, mo
     raced = stand_in(tmp_path, lambda one: one["objective"].startswith(best) + one["seed"] % 7 / 10, asked)
     raced.flag, raced.length = None, 0.0
     assert raced.run() == 0
-    found = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert shown.err.startswith("first a whole training, to count its numbers: 4 or more, or name a --steps-flag\n")
+    found = json.loads(shown.out)
     search = [one for one in asked if one.get("purpose")]
     assert found["cost"]["race"] == sum(one.get("lines", 8) / 8 for one in search)
     assert any(arm["text"] == "host" and arm["dropped"] for arm in found["arms"]) == (best != "host")
@@ -403,6 +421,21 @@ def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best, budg
     assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
 
 
+def test_ones_own_loss_is_in_the_last_comparison_though_the_search_drops_it(tmp_path, capsys):
+    """By a tie at a quarter, which says nothing of the whole length."""
+    asked: list[dict] = []
+
+    def score(one: dict) -> float:
+        return 20.8 + (one["seed"] % 7) ** 2 / 9 + ("0.1" in one["objective"]) / 100
+
+    raced = stand_in(tmp_path, score, asked, most=5)
+    raced.arguments.json = False
+    assert raced.run() == 0
+    note = r"host: acc [\d.]+ at a quarter, dropped by this one seed for your loss at another temperature, but compared"
+    assert re.search(note, re.sub(r"\s+", " ", capsys.readouterr().out))
+    assert [one["seed"] for one in asked if one["objective"] == "host" and not one.get("purpose")] == [0, 1, 2]
+
+
 def test_the_best_other_treatment_is_tuned_at_the_whole_length(tmp_path, capsys):
     """Each treatment has a chance to be trained to the end, and the best one at its best temperature there."""
 
@@ -449,8 +482,10 @@ def test_the_budget_that_is_said_to_suffice_does(tmp_path, capsys, budget):
     shown = capsys.readouterr()
     tried = {arm["text"] for arm in json.loads(shown.out)["arms"] if arm["family"] != "host"}
     assert tried >= {"infonce:t=0.1; ids=doc", *["host; ids=doc"] * (budget == 9)}
-    said = "--budget 4 is too small to try host; ids=doc, too; 9 suffices"
+    said = "--budget 4 is too small to try host; ids=doc at another temperature; 9 suffices"
     assert (said in shown.err, "too small" in shown.err) == (budget == 4, budget == 4)
+    said = " Not tried at another temperature, since --budget 4 is too small and 9 suffices: host; ids=doc."
+    assert (said in shown.out, "Not tried" in shown.out) == (budget == 4, budget == 4)
 
 
 def test_the_fewest_trainings_try_every_treatment(tmp_path, capsys):

@@ -30,7 +30,7 @@ SENTENCE = re.compile(
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
     r"( No further temperature of your loss was tried on one side of its best\.)?"
-    r"( Settings not tried, since --budget \d+ is too small and \d+ suffices: .+\.)?"
+    r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
 
 

@@ -301,6 +301,7 @@ def test_where_the_first_run_fails_no_other_is_started(here):
     done = compare(line + "--metric 'text:out.txt:accuracy (.+)' -- train.py", here)
     assert done.returncode == 1
     assert "the first runs have failed or gave no number, so no others were started" in done.stderr
+    assert "counterpoint compare: 1 of 1 run failed; stopped, 9 not started: ValueError: --metric" in done.stderr
     assert "out.txt" in done.stderr
     assert len(list(store.find_runs(here / "runs"))) == 1
 
