@@ -12,6 +12,7 @@ from torch import Tensor
 
 from counterpoint.base import Objective
 from counterpoint.batch.options import Keys
+from counterpoint.checks import is_number
 from counterpoint.names import check_known
 from counterpoint.values import at_scale
 from counterpoint.vectors import unit, widen
@@ -103,7 +104,11 @@ def checked_options(init: Init) -> Init:
         for name in options.keys() - set(known):
             hint = ""
             if name in ("temperature", "t", "tau", "scale"):
-                hint = ' Give it to the objective: "infonce:t=0.5", or t=0.05 for a scale of 20.'
+                x = options[name] if is_number(options[name]) and options[name] > 0 else 20 if name == "scale" else 0.05
+                t = f'{1 / x:g}" for a scale of {x:g}' if name == "scale" else f'{x:g}"'
+                hint = f' Give it to the objective: "infonce:t={t}.'
+            elif name == "queue" and "labels" in known:
+                hint = " There is no queue of earlier keys: CachedContrastiveLoss takes larger batches instead."
             elif name in ("margin", "threshold") and "false_negatives" in known:
                 hint = f" A rule: false_negatives=cp.{name}(...)."
             elif "id" in name.split("_") or "ids" in name.split("_"):

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.base import Objective
 from counterpoint.batch.ready_made import columns_of
+from counterpoint.batch.same import numbered
 from counterpoint.values import FromHost
 
 from .finder.recognise import UNDERFLOW, targets_of
@@ -139,11 +140,23 @@ class Calls:
             how["floor"] = 2.1 * number_of(scale) + UNDERFLOW
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
         told = self.seam.told(lambda: names_at(frame))
+        if positives is not None and world_size() == 1:
+            told = {name: _of_keys(name, values, positives, seen.shape[-1]) for name, values in told.items()}
         found = Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
         kind = self.kinds.get(site)
         if isinstance(kind, tuple) and (not kind[1] or kind[0] == self.seam.calls):
             self.kinds[site] = (self.seam.calls, [*kind[1], found])
         return found
+
+
+def _of_keys(name: str, values: Any, columns: Tensor, keys: int) -> Any:
+    """Return a number per key where values are of a whole batch, whose anchors a cached loss takes in parts."""
+    count = len(values) if name in ("ids", "labels", "duplicates") and hasattr(values, "__len__") else 0
+    is_part = columns.dim() == 1 and len(columns) < count < keys and keys % count == 0
+    if not is_part or int(columns[-1]) >= count or not bool((columns.diff() == 1).all()):
+        return values
+    numbers = torch.unique(numbered(values, False), return_inverse=True)[1]
+    return torch.cat([numbers, count + torch.arange(keys - count, device=numbers.device)])
 
 
 def uses_scale(loss_fn: Objective) -> bool:

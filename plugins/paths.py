@@ -48,6 +48,9 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
         for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
             with suppress(Exception):  # whatever the script's own classes raise
                 ending += [other] * isinstance(at_path(other, names), Sized)
-        hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else nearest(first[1], known, 8)
+        ending = [last + "s"] * (last + "s" in known) + ending  # `labels` of sentence-transformers' column `label`
+        near = nearest(first[1], known, 8)
+        near = near[:-1] + ", labels." if "labels" in known and not re.search(r"\blabels\b", near) else near
+        hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else near
         wrong = f"no such name here or in the callers.{hint} `counterpoint inject auto` lists the paths that fit."
     raise error(f"{shown or path}: {wrong}")

@@ -24,6 +24,8 @@ Cached losses compute logits in parts: each is a batch for statistics over the b
 ``intnacl`` with ``alpha > 0`` are refused, ``mixnca`` leaves out its mixed terms.
 """
 
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
@@ -72,8 +74,8 @@ class ContrastiveLoss(nn.Module):
 
     Args:
         model: the ``SentenceTransformer``.
-        objective: an objective, a treatment or a spec. With ``"infonce; guide=self; margin=0"``, the guide is the model
-            as it is before the first step.
+        objective: an objective, a treatment or a spec. With ``"infonce:t=0.05; guide=self; margin=0"``, the guide is
+            the model as it is before the first step. A spec without ``t`` has its objective's 0.5, and is warned about.
         columns: what the columns from the third on are, ``negatives`` or ``views``.
         views: how many times a single column is embedded, at least 2; by default as many as the objective asks for,
             else 2. More than two are views of each other, whatever ``columns`` is.
@@ -101,6 +103,8 @@ class ContrastiveLoss(nn.Module):
     >>> loss = ContrastiveLoss(model, "adnce:mu=0.4,t=0.05 + 0.1*dp")  # doctest: +SKIP
     >>> trainer = SentenceTransformerTrainer(model=model, train_dataset=dataset, loss=loss)  # doctest: +SKIP
     """
+
+    uses_gradient_cache = False
 
     @checked_options
     def __init__(
@@ -132,6 +136,12 @@ class ContrastiveLoss(nn.Module):
                 f'the objective comes second: {where}(model, "infonce:t=0.05").'
             )
         self.objective: Objective = as_objective(objective)
+        t = [getattr(part, "temperature", None) for part in self.objective.modules()]
+        if isinstance(objective, str) and 0.5 in t and not re.search(r"\b(t|temperature) *=", objective):
+            warnings.warn(
+                f"{where}: {objective!r} names no t, so t=0.5; the host's is 0.05.",
+                stacklevel=3 + self.uses_gradient_cache,
+            )
         if "adversarial" in self.objective.needs:  # without mixed views, objectives leave out terms
             raise ValueError(f"{where}: {self.objective} needs adversarial views, but words have no gradient.")
         if any(isinstance(part, FromHost) for part in self.objective.modules()):
@@ -160,7 +170,8 @@ class ContrastiveLoss(nn.Module):
             duplicates = _TEXT
         if duplicates is not None and (labels == "classes" or gather_across_devices):
             other = 'labels="classes"' if labels == "classes" else "gather_across_devices="
-            raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}.')
+            other += "." if labels == "classes" else '; give labels="ids" and a column "label" of numbers.'
+            raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}')
         if guide is not None and false_negatives is None and not getattr(self.objective, "rules", ()):
             raise ValueError(f"{where}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule.")
         self.directions: tuple[str, ...] = _as_directions(pairing, directions, hardness_mode, hardness_strength)
@@ -262,10 +273,21 @@ class ContrastiveLoss(nn.Module):
         if self.rules:
             config["false_negatives"] = [str(rule) for rule in self.rules]
         if self._guide:
-            given = (getattr(part, "name_or_path", "") for part in self._guide[0].guide.modules())
+            guide = self._guide[0].guide
+            given = [getattr(part, "name_or_path", "") for part in guide.modules()]
+            given += [getattr(getattr(guide, "model_card_data", None), "base_model", "")]  # of StaticEmbedding
             name = next(filter(None, given), "")  # a folder's own name, so that a card shows no path
-            config["guide"] = (Path(name).name if Path(name).exists() else name) or str(self._guide[0].guide)
+            config["guide"] = (Path(name).name if Path(name).exists() else name) or str(guide)
         return config
+
+    @property
+    def citation(self) -> str:
+        """The papers of the objective, for the model card."""
+        papers = [getattr(part, "paper", "") for part in self.objective.modules()]
+        papers += ["Gao et al. 2021, https://arxiv.org/abs/2101.06983"] * self.uses_gradient_cache
+        found = (re.match(r"(\w+)(.*?) (\d{4}),.*?(https://[^\s,]+)", paper) for paper in papers)
+        entry = r"@misc{\1\3,\n    author={\1\2},\n    year={\3},\n    url={\4}\n}"
+        return "\n".join(dict.fromkeys(one.expand(entry).replace(" et al.", " and others") for one in found if one))
 
 
 class CachedContrastiveLoss(ContrastiveLoss):
@@ -299,6 +321,8 @@ class CachedContrastiveLoss(ContrastiveLoss):
                 raise ValueError(f"CachedContrastiveLoss: {name} must be a whole number of at least 1, got {size!r}.")
         super().__init__(model, objective, **options)
         _gradcache()
+        if any(type(part).__name__ == "StaticEmbedding" for part in [*model.children()][:1]):
+            raise ValueError("CachedContrastiveLoss: StaticEmbedding has no row per text; use ContrastiveLoss instead.")
         self._of_batch: dict[str, Any] = {}  # what the texts of the batch say, between the passes of the cache
         self.mini_batch_size = mini_batch_size
         self.mini_batch_num_tokens = mini_batch_num_tokens
@@ -381,6 +405,8 @@ HOST = Host(
     views="logits do not say which columns are views of one sample. Change one line instead: loss = "
     "counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, ...), which takes views",
     inputs="words have no gradient",
+    guided="Change one line instead: loss = counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, "
+    '"infonce:t=0.05; guide=self; margin=-0.1")',
     options=("scale",),
     hint='t=host is one over the loss\'s own scale; ids=labels needs a column "label" of numbers in the data.',
     sites=SITES,

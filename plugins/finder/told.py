@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from counterpoint.batch.same import numbered
 from counterpoint.treatments import PATH
 
 from ..paths import at_path
@@ -30,6 +31,11 @@ def tell(sink: Sink, finding: Finding) -> None:
     of_loss = _package(frame)  # sentence-transformers hands the tokens to its losses
     shape, sides = sink.x.shape, [x for p in finding["_products"] for x in (p.a, p.b) if not finding.get("scores")]
     lengths = {*shape, shape[0] // 2, shape[-1] // finding["processes"], *map(len, sides)} - {0, 1}
+    if "Cached" in finding["function"]:  # anchors are a part of the batch, and keys several columns of it
+        lengths |= {shape[-1] // k for k in range(2, 9) if shape[-1] % k == 0 and shape[-1] // k > shape[0]}
+    embeddings = (x for x in sides if x.dim() == 2 and x.requires_grad)
+    if any(len(numbered(x, False).unique()) < len(x) for x in embeddings):  # equal texts, without dropout
+        finding["told"][""] = {"kind": "duplicates", "length": shape[0], "distinct": 0, "classes": False, "_values": 0}
     replace, product, local = finding.get("replace"), finding.get("product"), None
     if replace and replace["whole"] and not finding.get("site_has_labels"):
         frame, passed = next(each for each in sink.frames if function_name(each[0].f_code) == replace["function"])
@@ -83,13 +89,16 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     kind, distinct = "duplicates", 0
     if isinstance(x, Tensor):
         says = x.dim() == 1 or (x.dim() == 2 and x.amax() > 1)  # no mask
-        if "int" in str(x.dtype) and says and (x.dim() > 1 or len(x.diff().unique()) > 1):  # no positions, as arange(n)
+        steps = x.diff(dim=0)  # positions such as arange(n), or the offsets of static embeddings, are no ids
+        positions = x.dim() == 1 and (len(steps.unique()) < 2 or bool(x[0] == 0 and (steps > 0).all()))
+        if "int" in str(x.dtype) and says and not positions:
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
     name = re.findall(r"\w+", path)[-1].lower()
     few = kind == "ids" and 5 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
-    classes = bool(CLASSES.fullmatch(name)) or few
+    many = name[:5] == "label" and distinct > 0.9 * len(x)  # a column `label` of sentence-transformers may have ids
+    classes = (bool(CLASSES.fullmatch(name)) and not many) or few
     if distinct < 2 or name.startswith("neg"):
         return None
     values = hash(str(x.flatten()[:1000].tolist() if isinstance(x, Tensor) else x))

@@ -13,6 +13,7 @@ from .records import TRAINED, Finding, Findings, Replaced
 
 NAMED = ("queue", "labels")  # arguments of an objective that are parameters of the script's function
 CLASSES = ": probably class labels; with them, training is supervised"
+OTHERS = "; the {} other keys, such as hard negatives, have no value and stay negatives"
 ALL = " in this step, where it changes nothing"
 
 
@@ -158,11 +159,12 @@ def in_words(data: Findings) -> list[str]:
         lines += ["", *_loss_words(loss)]
     about = '"host; {kind}={path}", {length} values, {distinct} distinct'
     apart = [one["logits"] for one in known if one.get("positives") == "the diagonal" and one["processes"] == 1]
-    others = {x[-2]: f"; the {x[-1] - x[-2]} other keys have none" for x in apart if len(x) > 1 and x[-2] < x[-1]}
     told = []
     for x in data["told"]:
-        notes = CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"]) + others.get(x["length"], "")
-        told.append(("treatment", about.format_map(x) + notes))
+        notes = CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"])
+        keys = next((n for *_, rows, n in apart if rows <= x["length"] < n), 0)
+        said = about.format_map(x) + notes + OTHERS.format(keys - x["length"]) * (keys > 0)
+        told.append(("treatment", said if x["path"] else '"host; duplicates", since some embeddings are equal'))
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:

@@ -257,7 +257,9 @@ def test_wrong_rules_and_duplicates(model, options, says):
         ({"ids": "doc_id"}, 'Ids are a column "label" of the dataset: labels="ids"'),
         ({"doc_ids": [1]}, 'Ids are a column "label" of the dataset: labels="ids"'),
         ({"margin": 0.1}, "A rule: false_negatives=cp.margin(...)"),
-        ({"scale": 20}, "t=0.05 for a scale of 20"),
+        ({"scale": 20}, '"infonce:t=0.05" for a scale of 20'),
+        ({"temperature": 0.03}, '"infonce:t=0.03"'),
+        ({"queue": 1024}, "CachedContrastiveLoss takes larger batches"),
     ],
 )
 def test_other_words_for_what_is_known_of_the_data(model, options, says):
@@ -265,6 +267,30 @@ def test_other_words_for_what_is_known_of_the_data(model, options, says):
         ContrastiveLoss(model, "infonce", **options)
     with pytest.raises(ValueError, match=r"unknown labels 'doc_id'\. They are the values of a column"):
         ContrastiveLoss(model, "infonce", labels="doc_id")
+
+
+def test_a_spec_without_a_temperature_is_warned_about(model, recwarn):
+    with pytest.warns(UserWarning, match=r"'infonce; ids=labels' names no t, so t=0\.5; the host's is 0\.05"):
+        ContrastiveLoss(model, "infonce; ids=labels")
+    recwarn.clear()
+    ContrastiveLoss(model, "infonce:t=0.5")
+    assert not recwarn.list
+
+
+def test_citations_and_the_name_of_a_static_guide(model):
+    cited = CachedContrastiveLoss(model, "hcl:t=0.1").citation
+    assert cited.count("@misc") == 2
+    assert "2010.04592" in cited
+    model.model_card_data.base_model = "some/guide"
+    assert ContrastiveLoss(model, guide=model, false_negatives="margin(0)").get_config_dict()["guide"]
+
+
+def test_cached_losses_refuse_static_embeddings():
+    class StaticEmbedding(nn.Module):
+        pass
+
+    with pytest.raises(ValueError, match="StaticEmbedding has no row per text; use ContrastiveLoss"):
+        CachedContrastiveLoss(nn.Sequential(StaticEmbedding()))
 
 
 def test_nothing_is_ignored(model):
@@ -584,6 +610,18 @@ def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypa
     other = run("--objective", "hcl:t=0.1")
     assert other[0][0] == own[0][0]  # the script logs its own loss
     assert not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(other[1], own[1], strict=True))
+
+
+def test_a_cached_loss_takes_ids_of_the_whole_batch(bert, tmp_path, monkeypatch, capsys):
+    """Hard negatives have none, so that there are more keys than ids."""
+    found = []
+    for loss in ("MultipleNegativesRankingLoss(model)", "CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)"):
+        script = script_of(bert, loss, 3).replace("columns, None)", "columns, torch.tensor([0, 1, 2, 3, 0, 1, 6, 7]))")
+        words = ("--objective", "host; ids=labels")
+        run = launch(tmp_path, script, monkeypatch, capsys, "sentence_transformers", words)
+        assert (run.code, "left out 0.5 keys" in run.err) == (0, True), run.err
+        found.append(torch.load(tmp_path / "0.pt"))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-8, atol=1e-10)
 
 
 def test_a_script_whose_loss_the_host_does_not_have(bert, tmp_path, monkeypatch, capsys):

@@ -233,3 +233,11 @@ def test_names_of_what_starts_the_script_are_not_its_own(find):
 def test_few_numbers_of_a_batch_may_be_its_classes(path, distinct, classes):
     """CIFAR-10's labels come without a name; a loss that is told of them is supervised."""
     assert _about(path, torch.arange(64) % distinct, {64})["classes"] == classes
+
+
+def test_many_labels_are_no_classes_and_offsets_no_ids():
+    labels = torch.randperm(64, generator=torch.Generator().manual_seed(0)).clamp(max=61)
+    about = _about("labels", labels, {64})
+    assert about is not None
+    assert not about["classes"]
+    assert _about("features['offsets']", torch.arange(64) ** 2, {64}) is None
