@@ -89,7 +89,9 @@ class ContrastiveLoss(nn.Module):
         duplicates: ``text``: samples that share a text are not each other's negatives, nor are their texts as hard
             negatives, so batches may repeat texts.
         false_negatives: rules for the negatives that are not used, such as ``cp.margin(0.1)`` or ``"margin(0.1)"``; see
-            :func:`counterpoint.margin`. By the model's own similarities, or those of ``guide``.
+            :func:`counterpoint.margin`. By the model's own similarities, or those of ``guide``. Anchors that they leave
+            without negatives count as zero, as in GISTEmbed; by a rule in the objective's text, they keep the least
+            similar one.
         guide: a ``SentenceTransformer`` that judges, as in GISTEmbed.
         directions: which columns are compared, see :mod:`counterpoint.batch.joint`; the host's words, and
             ``doc_to_positive``.
@@ -136,18 +138,18 @@ class ContrastiveLoss(nn.Module):
                 f'the objective comes second: {where}(model, "infonce:t=0.05").'
             )
         self.objective: Objective = as_objective(objective)
-        t = [getattr(part, "temperature", None) for part in self.objective.modules()]
-        if isinstance(objective, str) and 0.5 in t and not re.search(r"\b(t|temperature) *=", objective):
-            warnings.warn(
-                f"{where}: {objective!r} names no t, so t=0.5; the host's is 0.05.",
-                stacklevel=3 + self.uses_gradient_cache,
-            )
         if "adversarial" in self.objective.needs:  # without mixed views, objectives leave out terms
             raise ValueError(f"{where}: {self.objective} needs adversarial views, but words have no gradient.")
         if any(isinstance(part, FromHost) for part in self.objective.modules()):
             raise ValueError(
                 f"{where}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
                 "one over the host's scale: t=0.05."
+            )
+        t = [getattr(part, "temperature", None) for part in self.objective.modules()]
+        if isinstance(objective, str) and 0.5 in t and not re.search(r"\b(t|temperature) *=", objective):
+            warnings.warn(
+                f"{where}: {objective!r} names no t, so t=0.5; the host's is 0.05.",
+                stacklevel=3 + self.uses_gradient_cache,
             )
         for name, path in getattr(self.objective, "paths", {}).items():
             if path in ("label", "labels") and name in ("ids", "labels", "index"):
@@ -174,6 +176,8 @@ class ContrastiveLoss(nn.Module):
             raise ValueError(f'{where}: duplicates="text" cannot be combined with {other}')
         if guide is not None and false_negatives is None and not getattr(self.objective, "rules", ()):
             raise ValueError(f"{where}: guide= needs false_negatives= beside it; cp.margin(0) is GISTEmbed's rule.")
+        if guide is not None and (own := getattr(self.objective, "own_guide", None)):
+            raise ValueError(f"{where}: guide= and guide={own} of the objective are two judges; give one.")
         self.directions: tuple[str, ...] = _as_directions(pairing, directions, hardness_mode, hardness_strength)
         self.similarity = similarity
         self.hardness_mode = hardness_mode

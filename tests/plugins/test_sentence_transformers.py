@@ -243,12 +243,13 @@ def test_which_negatives_count(model):
         ({"duplicates": "text", "labels": "classes"}, 'duplicates="text" cannot be combined with labels="classes"'),
         ({"duplicates": "text", "gather_across_devices": True}, "cannot be combined with gather_across_devices="),
         ({"guide": object()}, "guide= needs false_negatives= beside it"),
+        ({"guide": object(), "objective": "infonce:t=0.05; guide=self; margin=0"}, "are two judges"),
         ({"false_negatives": "margin"}, "expected margin(0.1), margin(0.05,relative)"),
     ],
 )
 def test_wrong_rules_and_duplicates(model, options, says):
     with pytest.raises(ValueError, match=re.escape(says)):
-        ContrastiveLoss(model, "infonce", **options)
+        ContrastiveLoss(model, **{"objective": "infonce:t=0.05", **options})
 
 
 @pytest.mark.parametrize(
