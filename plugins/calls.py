@@ -151,7 +151,8 @@ class Calls:
 
 def _of_keys(name: str, values: Any, columns: Tensor, keys: int) -> Any:
     """Return a number per key where values are of a whole batch, whose anchors a cached loss takes in parts."""
-    count = len(values) if name in ("ids", "labels", "duplicates") and hasattr(values, "__len__") else 0
+    listed = isinstance(values, (list, tuple)) or (isinstance(values, Tensor) and values.dim() > 0)
+    count = len(values) if listed and name in ("ids", "labels", "duplicates") else 0
     is_part = columns.dim() == 1 and len(columns) < count < keys and keys % count == 0
     if not is_part or int(columns[-1]) >= count or not bool((columns.diff() == 1).all()):
         return values

@@ -49,8 +49,8 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
             with suppress(Exception):  # whatever the script's own classes raise
                 ending += [other] * isinstance(at_path(other, names), Sized)
         ending = [last + "s"] * (last + "s" in known) + ending  # `labels` of sentence-transformers' column `label`
-        near = nearest(first[1], known, 8)
-        near = near[:-1] + ", labels." if "labels" in known and not re.search(r"\blabels\b", near) else near
+        near = nearest(first[1], known, 8)  # and `labels`, which look like no other name
+        near += " Also: labels." * ("labels" in known and not re.search(r"\blabels\b", near))
         hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else near
         wrong = f"no such name here or in the callers.{hint} `counterpoint inject auto` lists the paths that fit."
     raise error(f"{shown or path}: {wrong}")

@@ -33,9 +33,8 @@ def tell(sink: Sink, finding: Finding) -> None:
     lengths = {*shape, shape[0] // 2, shape[-1] // finding["processes"], *map(len, sides)} - {0, 1}
     if "Cached" in finding["function"]:  # anchors are a part of the batch, and keys several columns of it
         lengths |= {shape[-1] // k for k in range(2, 9) if shape[-1] % k == 0 and shape[-1] // k > shape[0]}
-    embeddings = (x for x in sides if x.dim() == 2 and x.requires_grad)
-    if any(len(numbered(x, False).unique()) < len(x) for x in embeddings):  # equal texts, without dropout
-        finding["told"][""] = {"kind": "duplicates", "length": shape[0], "distinct": 0, "classes": False, "_values": 0}
+    embeddings = (x for x in sides if x.dim() == 2 and x.requires_grad)  # equal ones are of equal texts
+    finding["repeats"] = any(len(numbered(x, False).unique()) < len(x) for x in embeddings)
     replace, product, local = finding.get("replace"), finding.get("product"), None
     if replace and replace["whole"] and not finding.get("site_has_labels"):
         frame, passed = next(each for each in sink.frames if function_name(each[0].f_code) == replace["function"])
@@ -89,8 +88,8 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     kind, distinct = "duplicates", 0
     if isinstance(x, Tensor):
         says = x.dim() == 1 or (x.dim() == 2 and x.amax() > 1)  # no mask
-        steps = x.diff(dim=0)  # positions such as arange(n), or the offsets of static embeddings, are no ids
-        positions = x.dim() == 1 and (len(steps.unique()) < 2 or bool(x[0] == 0 and (steps > 0).all()))
+        # positions are no ids: arange(n), or the offsets of static embeddings
+        positions = x.dim() == 1 and (len(x.diff().unique()) < 2 or "offsets" in path)
         if "int" in str(x.dtype) and says and not positions:
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
     elif all(isinstance(each, str) for each in x):

@@ -159,12 +159,12 @@ def in_words(data: Findings) -> list[str]:
         lines += ["", *_loss_words(loss)]
     about = '"host; {kind}={path}", {length} values, {distinct} distinct'
     apart = [one["logits"] for one in known if one.get("positives") == "the diagonal" and one["processes"] == 1]
-    told = []
+    equal = any(one.get("repeats") for one in known)
+    told = [("treatment", '"host; duplicates", since some embeddings are equal')] * equal
     for x in data["told"]:
         notes = CLASSES * x["classes"] + ALL * (x["distinct"] == x["length"])
-        keys = next((n for *_, rows, n in apart if rows <= x["length"] < n), 0)
-        said = about.format_map(x) + notes + OTHERS.format(keys - x["length"]) * (keys > 0)
-        told.append(("treatment", said if x["path"] else '"host; duplicates", since some embeddings are equal'))
+        keys = next((n[-1] for n in apart if n[1:] and n[-2] <= x["length"] < n[-1]), 0)
+        told.append(("treatment", about.format_map(x) + notes + OTHERS.format(keys - x["length"]) * (keys > 0)))
     lines += ["", *_table(told)] if told else []
     lines += [f"  not judged, because of an error of this command: {error}" for error in dict.fromkeys(data["errors"])]
     if not known:

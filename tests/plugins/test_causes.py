@@ -938,6 +938,13 @@ def test_ids_that_leave_out_mined_negatives(find):
     assert re.search(rf"ids=batch\['doc'\]\", 8 values, \d distinct; {ending}\n", said), said
 
 
+def test_equal_embeddings_are_duplicates(find):
+    """Which a treatment finds without a path."""
+    equal = "z1 = z1[[0, 0, 2, 3, 4, 5, 6, 7]]\n        return F.cross_entropy(z1 @ z2.T"
+    for script, told in ((TOLD, False), (TOLD.replace("return F.cross_entropy(z1 @ z2.T", equal), True)):
+        assert ('"host; duplicates", since some embeddings are equal' in find(script).err) == told
+
+
 def test_without_anything_to_tell(find):
     found = find(HARNESS.replace("{code}", "loss = lambda a, b: F.mse_loss(a, b)"))
     assert (found.data["told"], found.data["own"]) == ([], None)

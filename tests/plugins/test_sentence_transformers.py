@@ -26,11 +26,15 @@ from specs import keyed
 
 import counterpoint as cp
 from counterpoint.plugins.encoders import follow
-from counterpoint.plugins.sentence_transformers import CachedContrastiveLoss, ContrastiveLoss
+from counterpoint.plugins.host import SeamError
+from counterpoint.plugins.sentence_transformers import HOST, CachedContrastiveLoss, ContrastiveLoss
 
 st = pytest.importorskip("sentence_transformers")
 datasets = pytest.importorskip("datasets")
 from sentence_transformers.sentence_transformer import losses  # noqa: E402
+from sentence_transformers.sentence_transformer.modules import StaticEmbedding  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
+from tokenizers.models import WordLevel  # noqa: E402
 
 ATTACKED = {"robust", "intcl", "intnacl"}
 SPECS = [f"{name}(infonce)" if issubclass(kind, cp.Wrapper) else name for name, kind in cp.registry.items()]
@@ -241,7 +245,7 @@ def test_which_negatives_count(model):
     [
         ({"duplicates": "txt"}, "unknown duplicates 'txt'. Did you mean 'text'"),
         ({"duplicates": "text", "labels": "classes"}, 'duplicates="text" cannot be combined with labels="classes"'),
-        ({"duplicates": "text", "gather_across_devices": True}, "cannot be combined with gather_across_devices="),
+        ({"duplicates": "text", "gather_across_devices": True}, 'gather_across_devices=; give labels="ids"'),
         ({"guide": object()}, "guide= needs false_negatives= beside it"),
         ({"guide": object(), "objective": "infonce:t=0.05; guide=self; margin=0"}, "are two judges"),
         ({"false_negatives": "margin"}, "expected margin(0.1), margin(0.05,relative)"),
@@ -270,6 +274,16 @@ def test_other_words_for_what_is_known_of_the_data(model, options, says):
         ContrastiveLoss(model, "infonce", labels="doc_id")
 
 
+def static():
+    tokenizer = Tokenizer(WordLevel({"[UNK]": 0, "w1": 1}, "[UNK]"))
+    return st.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
+
+
+def test_an_encoder_that_guides_at_logits_has_a_remedy():
+    with pytest.raises(SeamError, match=r'ContrastiveLoss\(model, "infonce:t=0.05; guide=self; margin=-0.1"\)'):
+        HOST.check("infonce:t=host; guide=self; margin=0")
+
+
 def test_a_spec_without_a_temperature_is_warned_about(model, recwarn):
     with pytest.warns(UserWarning, match=r"'infonce; ids=labels' names no t, so t=0\.5; the host's is 0\.05"):
         ContrastiveLoss(model, "infonce; ids=labels")
@@ -282,16 +296,14 @@ def test_citations_and_the_name_of_a_static_guide(model):
     cited = CachedContrastiveLoss(model, "hcl:t=0.1").citation
     assert cited.count("@misc") == 2
     assert "2010.04592" in cited
-    model.model_card_data.base_model = "some/guide"
-    assert ContrastiveLoss(model, guide=model, false_negatives="margin(0)").get_config_dict()["guide"]
+    guide = static()
+    guide.model_card_data.base_model = "some/guide"
+    assert ContrastiveLoss(guide, guide=guide, false_negatives="margin(0)").get_config_dict()["guide"] == "some/guide"
 
 
 def test_cached_losses_refuse_static_embeddings():
-    class StaticEmbedding(nn.Module):
-        pass
-
     with pytest.raises(ValueError, match="StaticEmbedding has no row per text; use ContrastiveLoss"):
-        CachedContrastiveLoss(nn.Sequential(StaticEmbedding()))
+        CachedContrastiveLoss(static())
 
 
 def test_nothing_is_ignored(model):

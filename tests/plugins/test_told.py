@@ -9,6 +9,7 @@ import torch
 
 from counterpoint.plugins import inject
 from counterpoint.plugins.finder.told import _about
+from counterpoint.plugins.paths import at_path
 from counterpoint.plugins.sites import names_at
 
 SCRIPT = """
@@ -241,3 +242,11 @@ def test_many_labels_are_no_classes_and_offsets_no_ids():
     assert about is not None
     assert not about["classes"]
     assert _about("features['offsets']", torch.arange(64) ** 2, {64}) is None
+
+
+def test_labels_are_named_though_other_names_are_closer():
+    names = {"labels": torch.arange(4), **{f"pid{i}": [i] for i in range(9)}, "inputs": {"label": torch.arange(4)}}
+    with pytest.raises(ValueError, match=r"Also: labels\."):
+        at_path("pid", names)
+    with pytest.raises(ValueError, match=r'Did you mean labels or inputs\["label"\]\?'):
+        at_path("label", names)

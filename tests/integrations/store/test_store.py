@@ -569,6 +569,7 @@ def test_public_names_are_imported_when_they_are_used():
             package.runs  # noqa: B018
 
 
+@pytest.mark.filterwarnings("ignore:.*not readable as JSON")  # of a file, before its error
 def test_bad_calls(tmp_path):
     with pytest.raises(ValueError, match=r"cell: expected domain, dataset, objective, seed, got domain\."):
         quietly(constant, [{"domain": "toy"}], tmp_path)
