@@ -108,7 +108,7 @@ def checked_options(init: Init) -> Init:
                 t = f'{1 / x:g}" for a scale of {x:g}' if name == "scale" else f'{x:g}"'
                 hint = f' Give it to the objective: "infonce:t={t}.'
             elif name == "queue" and "labels" in known:
-                hint = " There is no queue of earlier keys: CachedContrastiveLoss takes larger batches instead."
+                hint = " Earlier keys cannot be kept; CachedContrastiveLoss trains with larger batches instead."
             elif name in ("margin", "threshold") and "false_negatives" in known:
                 hint = f" A rule: false_negatives=cp.{name}(...)."
             elif "id" in name.split("_") or "ids" in name.split("_"):

@@ -88,7 +88,7 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     kind, distinct = "duplicates", 0
     if isinstance(x, Tensor):
         says = x.dim() == 1 or (x.dim() == 2 and x.amax() > 1)  # no mask
-        # positions are no ids: arange(n), or the offsets of static embeddings
+        # positions are not ids: arange(n), or the offsets of static embeddings
         positions = x.dim() == 1 and (len(x.diff().unique()) < 2 or "offsets" in path)
         if "int" in str(x.dtype) and says and not positions:
             kind, distinct = "ids" if x.dim() == 1 else kind, len(x.unique(dim=0))
