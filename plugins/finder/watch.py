@@ -13,7 +13,7 @@ import inspect
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -140,9 +140,11 @@ class Watch(TorchFunctionMode):
                 if root.numel() == 1 and root.requires_grad:
                     self.at_backward(self, root)
             if retains and self.waited < 4:  # other losses of this graph may have backward passes of their own
-                sums, logits = [root.sum() for root in roots if root.requires_grad], [sink.x for sink in self.sinks]
-                reached = torch.autograd.grad(sums, logits, retain_graph=True, allow_unused=True) if logits else ()
-                self.sinks = [sink for sink, gradient in zip(self.sinks, reached, strict=True) if gradient is None]
+                sums, sinks, self.sinks = [root.sum() for root in roots if root.requires_grad], self.sinks, []
+                with suppress(RuntimeError):  # as of reentrant checkpoints, which refuse autograd.grad
+                    logits = [sink.x for sink in sinks]
+                    reached = torch.autograd.grad(sums, logits, retain_graph=True, allow_unused=True) if logits else ()
+                    self.sinks = [sink for sink, gradient in zip(sinks, reached, strict=True) if gradient is None]
                 self.waited += 1
                 return
         self.waited = 0

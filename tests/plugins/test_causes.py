@@ -864,6 +864,19 @@ def loss(a, b):
     assert [f"toy.py:{line}" in command for line in lines] == [True, True]
 
 
+def test_a_graph_that_is_kept_behind_a_reentrant_checkpoint_ends_no_script(find):
+    code = """
+from torch.utils.checkpoint import checkpoint
+def loss(a, b):
+    logits = norm(a) @ norm(b).T * 10
+    return checkpoint(lambda x: x * 1, F.cross_entropy(logits, torch.arange(N)), use_reentrant=True)
+"""
+    script = HARNESS.replace("{code}", code).replace("total.backward()", "total.backward(retain_graph=True)")
+    found = find(script)
+    assert "the script ended with" not in found.err
+    assert found.data["backwards"] >= 3
+
+
 @pytest.mark.parametrize("line", ["import jax.numpy as jnp", "from tensorflow import keras"])
 def test_other_frameworks_are_refused_at_once(tmp_path, monkeypatch, capsys, line):
     monkeypatch.chdir(tmp_path)
