@@ -264,7 +264,7 @@ def test_wrong_rules_and_duplicates(model, options, says):
         ({"margin": 0.1}, "A rule: false_negatives=cp.margin(...)"),
         ({"scale": 20}, '"infonce:t=0.05" for a scale of 20'),
         ({"temperature": 0.03}, '"infonce:t=0.03"'),
-        ({"queue": 1024}, "CachedContrastiveLoss takes larger batches"),
+        ({"queue": 1024}, "CachedContrastiveLoss trains with larger batches"),
     ],
 )
 def test_other_words_for_what_is_known_of_the_data(model, options, says):
