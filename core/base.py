@@ -18,7 +18,7 @@ from typing_extensions import Self, Unpack, dataclass_transform
 
 from . import checks, spec
 from .batch.batch import Batch
-from .batch.chunked import chunked_loss
+from .batch.chunked import chunked_loss, suits_chunks
 from .batch.gathered import gathered_batch
 from .batch.options import OPTIONS, REDUCTIONS, BatchOptions, Reduction, View
 from .batch.pairings import check_guide, check_use, guide_of_targets, scores_of, uses_guide
@@ -250,8 +250,8 @@ class Objective(Parametrized):
 
     def _loss(self, scores_for: Callable[[str], Scores], reduction: Reduction) -> Tensor:
         scores = scores_for(self.pairing)
-        if scores.neg.engine != "matrix" and (in_chunks := chunked_loss(self, scores, reduction)) is not None:
-            return in_chunks
+        if suits_chunks(self, scores.neg) and (loss := chunked_loss(self, scores, reduction)) is not None:
+            return loss
         losses = scores.mark_invalid(self.losses(scores))  # (anchors, P) or (anchors, 1)
         if reduction == "mean" and scores.uniform:
             return losses.mean()

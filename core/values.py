@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import checks
 from .names import check_known
 
-Value = float | Tensor  # what formulas compute with; tensors have no dimensions
+Value = float | Tensor  # what formulas compute with; tensors are one number, or (anchors, 1)
 Shape = Literal["linear", "cosine"]
 
 

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from counterpoint.engine.accumulators import Accumulator
 from counterpoint.engine.mask import Mask
-from counterpoint.engine.passes import Functions
+from counterpoint.engine.passes import Accumulator, Functions
 from counterpoint.engine.quadratic import Quadratics, rows_of, with_constants
 from counterpoint.engine.tiles import TileNegatives
 from counterpoint.values import Value

@@ -254,8 +254,8 @@ class Batch:
         listed = [checks.require_float(view, f"guide, view {i}") for i, view in enumerate(listed, 1)]
         if len(listed) == 1 and listed[0].dim() == 3:
             listed = [*listed[0].unbind(1)]
-        if [view.shape[:-1] for view in listed] != [view.shape[:-1] for view in self.raw]:
-            expected = f"expected {len(self.raw)} views of {self.size} samples, as the model's"
+        if [(*x.shape[:-1], listed[0].shape[-1]) for x in self.raw] != [view.shape for view in listed]:
+            expected = f"expected {len(self.raw)} views of {self.size} samples, as the model's, all of one width"
             raise ValueError(f"guide: {expected}, got shapes {', '.join(map(checks.shape, listed))}.")
         guide = copy(self)
         guide.raw, guide.width = [view.detach().to(self.dtype) for view in listed], listed[0].shape[-1]

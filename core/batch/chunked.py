@@ -11,7 +11,7 @@ from ..engine.chunks import Chunk, loss_in_chunks
 from ..engine.joined import JoinedNegatives
 from ..engine.tiles import TileNegatives
 from ..values import given_by_host, host_values, learned_values, with_host_values
-from .scores import Scores
+from .scores import Negatives, Scores
 
 # What scores say of each anchor, beside its negatives.
 PER_ANCHOR = (
@@ -20,9 +20,9 @@ PER_ANCHOR = (
 
 
 def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | None:
-    """Return the mean loss, with its gradients, or None to compute it from all anchors at once."""
-    neg = scores.neg
-    if not isinstance(neg, TileNegatives) or not _suits_chunks(objective, neg) or not torch.is_grad_enabled():
+    """Return the mean loss, with its gradients, or None if it must be computed from all anchors at once."""
+    neg: Any = scores.neg
+    if not torch.is_grad_enabled():
         return None
     names = [name for name in PER_ANCHOR if getattr(scores, name) is not None]
     tensors, (learned, others) = [getattr(scores, name) for name in names], learned_values(objective)
@@ -54,14 +54,16 @@ def chunked_loss(objective: Any, scores: Scores, reduction: str) -> Tensor | Non
 def engine_of_training(objective: Any, scores: Scores) -> str:
     """Return how a training step on these scores reduces its negatives: one of ``ENGINES``."""
     neg = scores.neg
-    if isinstance(neg, TileNegatives) and _suits_chunks(objective, neg):
+    if suits_chunks(objective, neg):
         separate = _refusal(objective, scores, "mean") is None and _says_that_anchors_are_separate(objective)
         return "chunks" if separate else "tiles"
     return (neg.parts[0] if isinstance(neg, JoinedNegatives) else neg).engine  # by the largest part
 
 
-def _suits_chunks(objective: Any, neg: TileNegatives) -> bool:
+def suits_chunks(objective: Any, neg: Negatives) -> bool:
     """Return whether chunks are asked for, or fastest for these negatives or for this objective."""
+    if not isinstance(neg, TileNegatives):
+        return False
     solved = any(getattr(part, "in_chunks", False) for part in objective.modules())
     return neg.engine == "chunks" or (solved and not neg.forced)
 

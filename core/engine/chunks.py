@@ -137,4 +137,5 @@ class _Differentiated(checks.Once):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         checks.refuse_second_derivative()
-        return None, None, *(x * gradient for x in ctx.saved_tensors)
+        is_one = checks.wanted(gradient) and float(gradient) == 1  # then no copies are made
+        return None, None, *(x if is_one else x * gradient for x in ctx.saved_tensors)

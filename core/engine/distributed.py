@@ -16,6 +16,8 @@ It uses the process group that torchrun, Lightning or Accelerate has set up.
 same script runs with one process or many.
 """
 
+import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -128,6 +130,9 @@ def resolve(gather: Gather) -> Group:
     if gather is not True and not isinstance(gather, dist.ProcessGroup):
         raise ValueError(f"gather: expected True or a process group, got {gather!r}.")
     if not dist.is_initialized():
+        if (started := os.environ.get("WORLD_SIZE", "1")) not in ("", "1"):
+            why = "but no process group, so that each compares its own samples alone: dist.init_process_group() first"
+            warnings.warn(f"gather: there are {started} processes (WORLD_SIZE), {why}.", stacklevel=2)
         return None
     handle = dist.group.WORLD if gather is True else gather
     return handle if dist.get_world_size(handle) > 1 else None

@@ -24,7 +24,8 @@ class Tile(NamedTuple):
     """A rectangle of similarities, and how its keys count.
 
     Reductions along dimension 1 are those of the rows' anchors, along dimension 0 those of the columns', where the
-    keys are anchors too. The last three are set by :meth:`Mask.weigh`, a tensor for each of these dimensions.
+    keys are anchors too. :meth:`Mask.weigh` sets the last three; ``keep`` and ``log_weights`` have a tensor for each
+    dimension, that of dimension 1 first.
     """
 
     rows: slice  # of the anchors
@@ -134,7 +135,7 @@ class Mask:
     def weigh(self, tile: Tile, s: Tensor | None, workspace: Workspace) -> Tile:
         """Decide which keys of a tile count, and how much; a matrix is one tile.
 
-        ``s`` are its similarities, times the scale of the limits plus their offset; None without limits and strength.
+        ``s`` are its similarities, times the scale of the limits plus their offset; only limits and strength need them.
         """
         height, width = tile.shape
         start, weights = tile.keys.start - tile.rows.start - self.first, []

@@ -1,4 +1,4 @@
-"""Negatives that are never materialized: similarities are computed tile by tile, and recomputed for the gradient.
+"""Negatives whose similarities are computed tile by tile, and mostly again for the gradient.
 
 Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and a tile stays in the cache while it is
 reduced. Gradients are exact, and cannot be differentiated again.
@@ -18,11 +18,10 @@ from torch import Tensor
 
 from .. import checks
 from ..values import Value
-from .accumulators import Accumulator, LogSumExp, Max, Mean, MeanSoftplus, SumExp
 from .functions import Traced
 from .mask import Limits, Mask, Workspace, with_own_guide
 from .matrix import MatrixNegatives, Negatives
-from .passes import Functions, ReduceTiles, TilePass
+from .passes import Accumulator, Functions, LogSumExp, Max, Mean, MeanSoftplus, ReduceTiles, SumExp, TilePass
 from .quadratic import SAFE, Quadratics, Softplus, rows_of, with_constants
 
 # Materialize at most this many pairs (64 MB) when several reductions need autograd.

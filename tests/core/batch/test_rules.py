@@ -229,6 +229,7 @@ WRONG = {
     "no rule for the guide": (GUIDE, ValueError, "guide=: needs false_negatives="),
     "fewer views": ({**RULE, "guide": GUIDE["guide"][:1]}, ValueError, r"guide: expected 2 views of 7 .* \(7, 3\)\."),
     "fewer samples": ({**RULE, "guide": normal(2, 6, 3).unbind()}, ValueError, r"guide: .* \(6, 3\), \(6, 3\)"),
+    "other widths": ({**RULE, "guide": (normal(7, 3), normal(7, 4))}, ValueError, r"of one width, got .* \(7, 4\)"),
     "integers": ({**RULE, "guide": (IDS["ids"], IDS["ids"])}, TypeError, "guide, view 1: expected floating-point"),
     "no guide for the queue": ({**RULE, **GUIDE, **QUEUE}, ValueError, "guide= with queue: needs"),
     "no guide for negatives": ({**RULE, **GUIDE, **NEGATIVES}, ValueError, "guide= with negatives: needs"),

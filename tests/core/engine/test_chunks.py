@@ -192,14 +192,16 @@ def test_incoming_gradients_scale():
         assert got.abs().sum() > 0
 
 
-def test_backward_twice():
-    z = embeddings(2).requires_grad_()
-    loss = cp.InfoNCE()(z[0], z[1], pairing="one_way", engine="chunks")
-    first = torch.autograd.grad(loss, z, retain_graph=True)[0].clone()
-    z.sum().backward()  # whatever else is added to the gradients
+@pytest.mark.parametrize("normalize", [True, False])
+def test_backward_twice(normalize):
+    z = [x.clone().requires_grad_() for x in torch.nn.functional.normalize(embeddings(2), dim=-1)]
+    loss = cp.InfoNCE()(*z, pairing="one_way", engine="chunks", normalize=normalize)
+    first = [g.clone() for g in torch.autograd.grad(loss, z, retain_graph=True)]
     loss.backward(retain_graph=True)
-    torch.testing.assert_close(z.grad, 1 + first)
-    assert torch.equal(torch.autograd.grad(loss, z)[0], first)
+    sum(x.sum() for x in z).backward()  # whatever else is added to the gradients, in place
+    loss.backward(retain_graph=True)
+    torch.testing.assert_close([x.grad for x in z], [1 + 2 * g for g in first])
+    assert all(map(torch.equal, torch.autograd.grad(loss, z), first))
 
 
 def test_no_second_derivative():

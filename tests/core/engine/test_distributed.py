@@ -181,6 +181,12 @@ def test_without_other_processes_gather_changes_nothing(gather):
     assert cp.gather(z) is z
 
 
+def test_processes_without_a_group_are_warned_of(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(UserWarning, match=r"gather: there are 2 processes \(WORLD_SIZE\), but no process group"):
+        cp.HCL()(*embeddings()[0], gather=True)
+
+
 def test_a_group_of_one(tmp_path):
     z, _ = embeddings()
     dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
