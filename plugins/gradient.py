@@ -30,7 +30,7 @@ from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .finder.recognise import HALF, UNDERFLOW, digits, exact_sums, positives_by_gradient
+from .finder.recognise import HALF, UNDERFLOW, digits, exact_sums, positives_by_gradient, weights_of
 from .host import DifferenceError, Seam, SeamError, is_first_process
 from .later import add_later
 
@@ -376,6 +376,9 @@ class Logits(Replaced):
                 worse = ROUNDING[dtype] / 10 * (ignores + (bool(some) and rows is not counted))
                 tried.append((error + worse if error == error else torch.inf, digits(value) * error, weights * ones, y))
         _, error, weights, y = min(tried, key=lambda each: each[0])
+        weighs = self.seam.options.get("weighted") and error > allowed and g.dim() == 2
+        if weighs and (each := weights_of(g, whole[1], allowed)) is not None:
+            weights, error, y = each.squeeze(1) * ones, float((g - each * whole[1]).abs().max() / g.abs().max()), x
         self.conclude(error, dtype, allowed)
         return weights, y
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # both import torch, which the parser must not
 
 # of hosts that list them among their own
 _OPTIONS = (
-    "scale", "bias", "site", "product", "positives", "way", "allow_drift", "replace", "as", "own", "steps",
+    "scale", "bias", "site", "product", "positives", "way", "weighted", "allow_drift", "replace", "as", "own", "steps",
     "json", "apply",
 )  # fmt: skip
 
@@ -65,6 +65,8 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--positives", metavar="P", help=only("positives", "logits only", positives))
     way = "which entries of the logits compete: those of a row, of a column, or the mean of both losses (rows)"
     add("--way", choices=("rows", "columns", "both"), help=only("way", "logits only", way))
+    weighted = "anchors have weights of their own, which they keep; else such a gradient is not the host's own loss's"
+    add("--weighted", action="store_true", default=None, help=only("weighted", "logits only", weighted))
     drift = "go on where the gradient is no longer that of the host's own loss"
     add("--allow-drift", action="store_true", default=None, help=only("allow_drift", "all but auto", drift))
     part = "a part of the host's loss is meant to stay as it is, or the whole for its first or last steps"

@@ -163,7 +163,7 @@ HOST = Host(
     max_views=1,
     views="logits do not say which columns are views of one sample",
     inputs="there are only logits",
-    options=("scale", "bias", "site", "product", "positives", "own", "way", "allow_drift"),
+    options=("scale", "bias", "site", "product", "positives", "own", "way", "weighted", "allow_drift"),
     hint="`counterpoint inject auto` finds the site. Without --scale and --bias, these are measured.",
     before=before,
 )

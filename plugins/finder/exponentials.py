@@ -222,6 +222,9 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     rivals: list[str] = []
     every = [product for product in sink.walk.products if not watch.is_head(product)]
     raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
+    if form is not None and form.weighted:  # which the sum of their losses proves, as no equal weights do
+        scalars, every = [*map(float, watch.scalars)], (form, *form.rivals)
+        form = next((f for f in every if nearest(f.value, scalars, 1) < 0.1 * sink.tolerance), None)
     if form is not None:
         entries = "one key of each row" if bool((form.positives.sum(1) == 1).all()) else "the entries of a mask"
         finding |= {
@@ -234,6 +237,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "masked": float((~form.used).double().mean()),
             "self_similarity": len(products) == 1 and _same(products[0].a, products[0].b),
             "gradient_difference": form.error,
+            "weighted": form.weighted,
         }
         # positives of a batched product are on each of its diagonals
         flattened = products[0].kind != "matrix" or (group[0].logits and sink.x.dim() < 3)
@@ -250,7 +254,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
                 finding["columns"] = rule
             if not group[0].logits or (finding["shifted"] and products[0].values().shape == sink.x.shape):
                 finding |= by_product(watch, finding, products, raw or 1.0, rule)
-        if apart and form.way == "rows" and not finding["learned"]:
+        if apart and form.way == "rows" and not (finding["learned"] or form.weighted):
             finding |= _lines(group, finding["scale"] / (raw or 1.0))
         values = [float(x) / k for x in watch.scalars for k in (1, 2)[: 1 + (form.way == "both")]]  # sums of both ways
         near = {f.name: nearest(f.value, values, len(f.used)) for f in (form, *form.rivals)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ TINY = 1e-35  # of smaller gradients, float32 has few digits
 SURE = 1 - 1e-6  # a probability that may be rounded to one in float32
 FEWEST = 0.03  # share of digits with which forms are told apart
 HALF = 1e-2  # above the tolerance of float32, and the rounding of a number in half precision
+FEW_ANCHORS = 6  # for a weight each
 EQUAL = 1e-3  # share of the tolerance that rounding explains between forms that are the same loss
 UNEVEN = 0.05  # anchors may weigh a little differently: log(p + epsilon)
 SINGLE = ("infonce", "infonce:denominator=negatives")
@@ -56,6 +58,7 @@ class Form:
         value: the mean over anchors.
         error: largest difference of the gradients, relative to the largest entry.
         rivals: other forms that fit as well.
+        weighted: whether anchors have weights of their own.
     """
 
     name: str
@@ -65,6 +68,7 @@ class Form:
     value: float
     error: float
     rivals: list[Form]
+    weighted: bool = False
 
 
 def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Form | None:
@@ -111,7 +115,7 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
     if tolerance > HALF:
         gradient = gradient.index_put((rows,), exact_sums(y, gradient[rows], pos, torch.bfloat16))
     names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
-    losses = {name: lambda y, of=OURS[name]: of.from_logits(y, pos) for name in names}
+    losses = {name: lambda y, of=OURS[name], **how: of.from_logits(y, pos, **how) for name in names}
     used |= (x > MASKED) & (x < x.amax(1, keepdim=True) - UNDERFLOW)  # as far as is known
     return _choose(losses, y, gradient[rows], (way, positives, used), tolerance)
 
@@ -158,8 +162,8 @@ def of_scores(
     if not bool(rows.any()):
         return None
 
-    def loss(x: Tensor, of: Objective) -> Tensor:
-        return of.from_scores(x[0, :n].repeat(len(used) // n)[rows], x[0, n:].view_as(used)[rows], used[rows])
+    def loss(x: Tensor, of: Objective, **how: Any) -> Tensor:
+        return of.from_scores(x[0, :n].repeat(len(used) // n)[rows], x[0, n:].view_as(used)[rows], used[rows], **how)
 
     losses = {name: functools.partial(loss, of=at_scale(name, scale)) for name in specs}
     x, gradient = (torch.cat([p.view(1, -1), s.view(1, -1)], 1) for p, s in zip(positives, others, strict=True))
@@ -183,11 +187,30 @@ def fit(gradient: Tensor, expected: Tensor) -> tuple[float, float]:
     return error, by_row
 
 
+def weights_of(gradient: Tensor, expected: Tensor, tolerance: float) -> Tensor | None:
+    """Return the weight of each anchor, ``(anchors, 1)``, if weights are all in which two gradients differ.
+
+    None for few anchors or keys, of which a weight each explains too much; and for weights that rise or fall with the
+    loss of the anchor, so that they are the slope of a function of it, as in the focal loss.
+    """
+    counted = (gradient != 0).any(1)
+    if int(counted.sum()) < FEW_ANCHORS or int((expected[counted] != 0).sum(1).min()) < 3:
+        return None
+    weights = (gradient * expected).sum(1, keepdim=True) / (expected * expected).sum(1, keepdim=True).clamp(min=1e-60)
+    if not float((gradient - weights * expected).abs().max()) <= tolerance * float(gradient.abs().max()):
+        return None
+    order = expected[counted].amin(1).argsort()  # a positive has the smaller gradient, the larger its loss is
+    steps = weights[counted].squeeze(1)[order].diff() / weights.abs().max()
+    falls, rises = bool((steps <= tolerance).all()), bool((steps >= -tolerance).all())
+    few = int((steps.abs() > 1e-6).sum()) <= len(steps) / 2  # such as 0 and 1, by a threshold
+    return weights if few or not (falls or rises) else None
+
+
 def _choose(
     losses: Mapping[str, Callable[..., Tensor]], x: Tensor, gradient: Tensor, how: _How, tolerance: float
 ) -> Form | None:
     """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries."""
-    fitting = []
+    fitting, weighted = list[Form](), list[Form]()
     for name, loss in losses.items():
         try:
             value, expected = differentiate(loss, x)
@@ -196,7 +219,10 @@ def _choose(
         error, by_row = (max(digits(value), FEWEST) * each for each in fit(gradient, expected))
         if error <= tolerance or (by_row <= tolerance and error <= UNEVEN):
             fitting.append(Form(name, *how, value, error, []))
-    if not fitting:
+        elif how[0] != "both" and (weights := weights_of(gradient, expected, tolerance)) is not None:
+            value = float((weights.squeeze(1) * loss(x, reduction="none")).mean())
+            weighted.append(Form(name, *how, value, by_row, [], True))
+    if not (fitting := fitting or weighted):
         return None
     best = min(fitting, key=lambda form: form.error)
     alike = [form for form in fitting if form.name in SEVERAL and form.error <= max(best.error, EQUAL * tolerance)]

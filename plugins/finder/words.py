@@ -95,7 +95,8 @@ def _site_words(group: Sequence[Finding]) -> list[str]:
     words = [word for site in sites for word in ("--product" if product else "--site", site)]
     if columns:
         words += ["--positives", ",".join(sites.values() if len({*sites.values()}) > 1 else [columns]), *_way(first)]
-    if product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
+    words += ["--weighted"] * bool(first.get("weighted"))
+    if first.get("weighted") or product or (first.get("columns") and str(first["form"]) not in ("infonce", "siglip")):
         words += ["--own", spec_of(str(first["form"]), first, "host" * bool(first["learned"]))]
     return words
 
@@ -273,6 +274,7 @@ def _form_words(loss: Finding) -> str:
         extra.append("each sample's own entry is left out (NT-Xent)")
     elif loss.get("masked"):
         extra.append(f"{100 * loss['masked']:.2g}% of the entries are left out")
+    extra += ["anchors have weights of their own, which they keep"] * bool(loss.get("weighted"))
     if loss.get("ignored"):
         extra.append(f"{loss['ignored']} rows are ignored")
     if loss.get("self_similarity"):

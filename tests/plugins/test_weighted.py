@@ -1,0 +1,146 @@
+"""Losses whose anchors have weights of their own: proved by their sum, and trained with the same weights."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+import torch
+
+import counterpoint as cp
+from counterpoint.plugins import inject
+from counterpoint.plugins.finder.recognise import weights_of
+
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+import counterpoint as cp
+
+torch.set_default_dtype(torch.float64)
+torch.manual_seed(0)
+net, data, w, doc = torch.nn.Linear(6, 4), torch.randn(64, 6), torch.rand(12) + 0.1, torch.arange(12) // 2
+
+
+def loss_of(z1, z2, w, doc):
+    x = z1 @ z2.T / 0.2
+    {loss}
+
+
+optimizer = torch.optim.SGD(net.parameters(), lr=0.2)
+for step in range(6):
+    for part in range(2):  # accumulation, and the scale of a GradScaler
+        rows = data[torch.randint(64, (12,))]
+        z1, z2 = (F.normalize(net(rows + 0.3 * torch.randn_like(rows)), dim=1) for _ in range(2))
+        loss = loss_of(z1, z2, w, doc)
+        (loss * 1024).backward()
+    for p in net.parameters():
+        p.grad /= 2048
+    optimizer.step()
+    optimizer.zero_grad()
+print(*(repr(float(p.detach().sum())) for p in net.parameters()))
+"""
+FORMS = {
+    "log_softmax": "return -(F.log_softmax(x, 1).diagonal() * w).sum() / w.sum()",
+    "log_softmax of columns": "return -(F.log_softmax(x, 0).diagonal() * w).sum() / w.sum()",
+    "logsumexp": "return ((x.logsumexp(1) - x.diagonal()) * w).sum() / w.sum()",
+    "exponentials": "e = x.exp(); return -(torch.log(e.diagonal() / e.sum(1)) * w).sum() / w.sum()",
+    "negatives": "e = x.exp(); return -(torch.log(e.diagonal() / (e.sum(1) - e.diagonal())) * w).sum() / w.sum()",
+    "some without": "w = w * (w > 0.5); return -(F.log_softmax(x, 1).diagonal() * w).sum() / w.sum()",
+}
+LOSS = "each = {loss_fn}({views}, pairing='one_way', reduction='none'{more}); return (each * {w}).sum() / {w}.sum()"
+SLOPES = {
+    "focal": "p = F.log_softmax(x, 1).diagonal(); return -((1 - p.exp()) ** 2 * p).mean()",
+    "focal, detached": "p = F.log_softmax(x, 1).diagonal(); return -((1 - p.exp()).detach() ** 2 * p).mean()",
+    "weighted focal": "p = F.log_softmax(x, 1).diagonal(); return -(w * (1 - p.exp()) ** 2 * p).mean()",
+}
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch, capsys):
+    def run(words, loss):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", sys.argv)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+        (tmp_path / "toy.py").write_text(SCRIPT.format(loss=loss))
+        try:
+            code = inject.main([*words, "--", "toy.py"])
+        finally:
+            sys.modules.pop("toy", None)
+            torch.set_default_dtype(torch.float32)
+        out, err = capsys.readouterr()
+        return code, err, [float(x) for x in out.split()]
+
+    return run
+
+
+@pytest.fixture
+def found(find):
+    def run(loss):
+        try:
+            return find(SCRIPT.format(loss=loss))
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return run
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_found_proved_and_trained(found, launch, form):
+    loss, views = FORMS[form], "z2, z1" if "columns" in form else "z1, z2"
+    own = "infonce:t=0.2,denominator=negatives" if form == "negatives" else "infonce:t=0.2"
+    (command,) = found(loss).data["commands"]
+    assert "--weighted" in command
+    assert command[command.index("--own") + 1] == own
+    words = command[2 : command.index("--objective")]
+    alone = launch(["logits", "--site", "elsewhere.py:1"], loss)[2]
+    code, said, trained = launch([*words, "--verify", "4", "--objective", own], loss)
+    assert code == 0
+    assert float(re.search(r"within (\S+), relative", said)[1]) < 1e-9
+    assert trained == pytest.approx(alone, rel=1e-9)
+    w = "(w * (w > 0.5))" if form == "some without" else "w"
+    d = ",denominator=negatives" if form == "negatives" else ""
+    for spec in (f"hcl:t=0.4{d}", f"adnce:t=0.2,mu=0.7{d} + 0.1*psl:t=0.2", f"hcl:t=0.4{d}; ids=doc"):
+        code, said, trained = launch([*words, "--objective", spec], loss)
+        assert code == 0, said
+        made, more = ("treatment", ", ids=doc") if ";" in spec else ("objective", "")
+        by_hand = LOSS.format(loss_fn=f"cp.{made}('{spec}')", views=views, more=more, w=w)
+        assert trained == pytest.approx(launch(["logits", "--site", "elsewhere.py:1"], by_hand)[2], rel=1e-9), spec
+
+
+@pytest.mark.parametrize("form", SLOPES)
+def test_functions_of_the_loss_are_not_weights(found, launch, form):
+    result = found(SLOPES[form])
+    assert not result.data["commands"]
+    if "weighted" not in form:  # which only the sum of the losses tells
+        words = ["logits", "--site", "toy.py:loss_of", "--positives", "diagonal", "--weighted", "--scale", "5"]
+        code, said, _ = launch([*words, "--objective", "hcl:t=0.4"], SLOPES[form].replace("p.exp()", "torch.exp(p)"))
+        assert code != 0
+        assert "is not that of infonce" in said or "expected logits" in said
+
+
+@pytest.mark.parametrize(
+    "words", [["--positives", "diagonal"], ["--positives", "3", "--weighted"]], ids=["no option", "other positives"]
+)
+def test_refused_in_the_first_call(launch, words):
+    site = ["logits", "--site", "toy.py:13", "--scale", "5", *words, "--objective", "hcl:t=0.4"]
+    code, said, _ = launch(site, FORMS["log_softmax"])
+    assert code != 0
+    assert "in call 1, the gradient at toy.py:13 is not that of infonce:t=host" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_weights_of(dtype):
+    torch.manual_seed(0)
+    tolerance = {torch.float64: 1e-4, torch.float32: 1e-3, torch.bfloat16: 5e-2}[dtype]
+    x, w = torch.randn(16, 9).to(dtype).double().requires_grad_(), torch.rand(16, 1).double() + 0.1
+    loss = cp.InfoNCE(1).from_logits(x, torch.arange(9).repeat(2)[:16], reduction="none")
+    (expected,) = torch.autograd.grad(loss.sum(), x)
+    g = (w * expected).to(dtype).double()
+    torch.testing.assert_close(weights_of(g, expected, tolerance), w, rtol=tolerance, atol=0)
+    assert weights_of(g.roll(1, 1), expected, tolerance) is None
+    assert weights_of(g[:5], expected[:5], tolerance) is None
+    assert weights_of(g[:, :2], expected[:, :2], tolerance) is None
+    for slope in (loss, 1 / loss, -loss.exp()):
+        assert weights_of(slope.detach().unsqueeze(1) * expected, expected, tolerance) is None
