@@ -394,7 +394,8 @@ def objective(text: str, like: Objective | str | None = None) -> Objective:
     if own is not None and isinstance(text, str) and text.strip() == "host":
         return own
     hyper = getattr(own, "_hyper", {})  # of the loss in whose place this one is
-    defaults = {name: hyper[name] for name in ("temperature", "denominator") if name in hyper}
+    # "with_positive" is everybody's default but SupCon's, which without labels is the same, and with labels is not
+    defaults = {k: hyper[k] for k in ("temperature", "denominator") if hyper.get(k, "with_positive") != "with_positive"}
     return spec.parse(text, kind, weighted_sum, defaults)  # type: ignore[no-any-return]
 
 

@@ -66,6 +66,7 @@ def test_has_the_temperature_and_the_denominator_of_the_loss_that_it_replaces():
     own = "infonce:t=0.2,denominator=negatives"
     assert cp.objective("adnce", like=own) == cp.ADNCE(0.2, denominator="negatives")
     assert cp.objective("adnce:t=0.1", like=own) == cp.ADNCE(0.1, denominator="negatives")
+    assert cp.objective("supcon; labels=y", like="infonce:t=0.2") == cp.treatment("supcon:t=0.2; labels=y")
     assert cp.objective("hcl + 0.1*dp; duplicates", like=own) == cp.treatment(
         "hcl:t=0.2,denominator=negatives + 0.1*dp; duplicates"
     )
