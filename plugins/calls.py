@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -13,13 +14,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 from counterpoint.base import Objective
 from counterpoint.batch.ready_made import columns_of
 from counterpoint.batch.same import numbered
+from counterpoint.names import nearest
 from counterpoint.values import FromHost
 
 from .finder.recognise import UNDERFLOW, targets_of
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
 from .scales import Scales, number_of
-from .sites import Site, caller, is_file, is_own, named, names_at, place
+from .sites import Site, caller, is_file, is_installed, is_own, named, names_at, place, short
 
 HOW = (
     "--positives diagonal, half, neighbor, a column's number, the name of a tensor of columns or soft targets at the "
@@ -54,6 +56,7 @@ class Calls:
         self.places: dict[tuple[str, int], tuple[Site | None, str]] = {}
         self.classifies: dict[str, bool] = {}
         self.scales = Scales(seam, None if seam.options.get("product") else seam.options.get("scale"))
+        self.places_told = False
         self.unlabeled: dict[str, str] = {}  # calls at sites that need --positives
         self.kinds: dict[Site, bool | tuple[int, list[Logits]]] = {}  # see leaves_alone
         self.hooked = WeakIdKeyDictionary()  # logits whose whole gradient is replaced
@@ -74,6 +77,8 @@ class Calls:
             return None, where
         shape = f"logits {tuple(logits.shape)}"
         if site is None:
+            if not self.places_told:
+                self.tell_of_places()
             if where not in self.classifies and logits.requires_grad:
                 self.classifies[where] = self.scales.are_of_a_layer(logits)
             shape += " of a layer" * self.classifies.get(where, False)
@@ -81,6 +86,16 @@ class Calls:
             site, shape = None, f"{shape} of a layer"
         self.seam.saw(where, shape, replaced=site is not None)
         return site, where
+
+    def tell_of_places(self) -> None:
+        """Say which sites are in no file that is loaded when another loss is seen: a name that is mistyped."""
+        loaded = [file for module in [*sys.modules.values()] if (file := getattr(module, "__file__", None))]
+        for site in self.sites:
+            if not any(is_file(file, site.file) for file in loaded):
+                here = [name for file in loaded if not is_installed(file) and (name := short(file)) != file]
+                hint = nearest(site.file, here).partition(" Known:")[0]
+                self.seam.say(f"{site.text}: no file of this name is loaded so far.{hint}")
+        self.places_told = True
 
     def leaves_alone(self, site: Site, where: str, logits: Tensor) -> bool:
         """Return whether these are the logits of a classifier, whose loss shares the line of a contrastive one.

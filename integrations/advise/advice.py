@@ -60,9 +60,12 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
     if wrong["share"] < SOME:
         yield f"Wrong positives: {shown} by estimate, which is about none.", []
         return
+    if wrong["low"] == 0:
+        yield f"Wrong positives: {shown} by estimate, which may be none: more samples would tell (--limit).", []
+        return
     found = _effects(nearest("wrong positives", wrong["share"]), measured)
     text = f"About {shown} of your positive pairs are wrong: so many look like random pairs, give or take {OFF}."
-    text += " Clean them first."
+    text += " They are SimCLR's crops." if measured.get("modality") == "images" else " Clean them first."
     for cell in found["helps"][:1]:
         text += f" In the atlas {cell['row']} gained most at the nearest share."
     for cell in found["hurts"][:1]:
@@ -97,7 +100,8 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     images = measured.get("modality") == "images"  # on which neither these nor HCL gained
     found += [] if images else ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
-    drrl = measured["wrong_positives"]["share"] >= SOME or any("DrRL gained" in x["text"] for x in advise(measured))
+    wrong = measured["wrong_positives"]
+    drrl = (wrong["share"] >= SOME and wrong["low"] > 0) or any("DrRL gained" in x["text"] for x in advise(measured))
     return [*found, *[f"hcl:beta=1,prior={prior:.1g}"] * (not images), *["drrl:m=0.8,weight=3"] * drrl]
 
 

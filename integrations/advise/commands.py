@@ -21,11 +21,16 @@ LEGEND = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    data = "a.npy b.npy (two views), a text file of pairs with tabs, or a folder of images"
+    data = "a.npy b.npy (two views), a text file of pairs with tabs (then hard negatives), or a folder of images"
     add("data", nargs="+", type=Path, help=data)
     ids = "ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)"
     add("--ids", type=Path, metavar="FILE", help=ids)
-    add("--negatives", type=Path, metavar="FILE", help="hard negatives of a.npy, an array of N x n x width (none)")
+    add(
+        "--negatives",
+        type=Path,
+        metavar="FILE",
+        help="hard negatives of a.npy, N x n x width; those of texts are columns (none)",
+    )
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)

@@ -92,7 +92,8 @@ def read(paths: Sequence[Path], settings: Settings, **known: Path | None) -> Pai
     batches = parts.pop("batches", None)
     if len(paths) == 2 or "negatives" in parts or paths[0].suffix == ".npy":
         if len(paths) != 2:
-            raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.")
+            hint = " Hard negatives of texts are further columns of their file." if "negatives" in parts else ""
+            raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.{hint}")
         data = replace(from_arrays(*map(_array, paths), **parts), modality=settings.modality)
     elif not paths[0].is_dir() or (paths[0] / "corpus.jsonl").exists():
         data = _texts(paths[0], parts.get("ids"), settings)
@@ -111,7 +112,7 @@ def _array(path: Path) -> Any:
 
 
 def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
-    """Read two texts per line, with a tab between them, or the pairs of a retrieval collection."""
+    """Read a text, its positive and perhaps hard negatives per line, or the pairs of a retrieval collection."""
     if path.is_dir():
         from ..sentence.retrieval import read as collection
 
@@ -120,8 +121,11 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
     else:
         rows = enumerate(path.read_text(encoding="utf-8").split("\n"), 1)
         lines = {i: line.split("\t") for i, line in rows if line}
-    if wrong := [i for i, line in lines.items() if len(line) != 2]:
-        raise ValueError(f"{path}, line {wrong[0]}: expected two texts with a tab between them.")
+    count = max(2, len(next(iter(lines.values()), ())))
+    if wrong := [i for i, line in lines.items() if len(line) != count]:
+        texts = "two texts with a tab between them" if count == 2 else f"{count} texts, as in the first"
+        hint = "" if path.is_dir() else ". All columns after the second are hard negatives"
+        raise ValueError(f"{path}, line {wrong[0]}: expected {texts}, got {len(lines[wrong[0]])}{hint}.")
     if ids is not None:
         _ids(ids, "ids", (len(lines),))  # before the model is loaded
     if settings.model is None:
@@ -132,8 +136,8 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
     from ..sentence.locate import find
 
     model = SentenceTransformer(find(settings.model), device="cpu")
-    a, b = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
-    data = from_arrays(a, b, ids, kind=f"embeddings by {settings.model}")
+    a, b, *hard = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
+    data = from_arrays(a, b, ids, np.stack(hard, 1) if hard else None, kind=f"embeddings by {settings.model}")
     return replace(data, modality="text", numbers=torch.tensor([*lines]))
 
 
@@ -153,4 +157,5 @@ def _images(path: Path, settings: Settings) -> Pairs:
     x = torch.cat([components(clean), *(components(patches(view)) for view in views)])
     rows = torch.arange(len(x)).view(VIEWS + 1, -1).T
     known = None if bool((images.y == UNKNOWN).all()) else images.y
-    return Pairs(x, rows, known, kind="k-means features of patches", modality="images")
+    part = "" if (path / "train").is_dir() else " (without the fifth of the folder that is for testing)"
+    return Pairs(x, rows, known, kind=f"k-means features of patches{part}", modality="images")

@@ -97,6 +97,7 @@ class Written:
 
     def find(self, pattern: str) -> list[Path]:
         """Return the files that match, all those in a folder that does; copy them to ``out`` if they lie elsewhere."""
+        pattern = pattern.removeprefix("{out}/")
         if found := _files(self.out, pattern):
             return found
         if not (found := _files(self.folder, pattern)):

@@ -232,6 +232,12 @@ def test_one_call_is_replaced(launch, settings):
     assert other.losses[2] != pytest.approx(plain.losses[2], rel=1e-4)
 
 
+def test_a_file_that_is_mistyped_is_told_with_the_first_loss_that_is_seen(launch):
+    said = launch("--site", "tyo.py:14", "--scale", "10").err
+    assert "counterpoint: tyo.py:14: no file of this name is loaded so far. Did you mean 'toy.py'?\n" in said
+    assert "is loaded so far" not in launch(*SITE).err
+
+
 @pytest.mark.parametrize(("prior", "told"), [(0.9, True), (0.001, False)])
 def test_anchors_whose_negatives_have_no_gradient_are_told(launch, prior, told):
     found = launch(*SITE, "--objective", f"hcl:t=0.1,prior={prior}", script=SCRIPT.replace("range(3)", "range(10)"))

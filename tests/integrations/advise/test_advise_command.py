@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 from counterpoint.integrations.advise.data import read
 from counterpoint.integrations.advise.settings import Settings
@@ -120,7 +121,7 @@ def test_a_folder_of_images(tmp_path, capsys):
             picture.fromarray(rng.integers(256, size=(32, 32, 3), dtype=np.uint8)).save(tmp_path / name / f"{i}.png")
     assert main(["advise", str(tmp_path), "--json"]) == 0
     measured = json.loads(capsys.readouterr().out)["measured"]
-    assert measured["features"] == "k-means features of patches"
+    assert measured["features"] == "k-means features of patches (without the fifth of the folder that is for testing)"
     assert measured["false_negatives"]["share"] == pytest.approx(0.5, abs=0.02)
 
 
@@ -131,6 +132,15 @@ def test_a_file_of_text_pairs(tmp_path, bert):
     data = read([tmp_path / "pairs.tsv"], Settings(model=str(bert)), ids=tmp_path / "ids.npy")
     assert len(data) == 8
     assert data.ids.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    (tmp_path / "mined.tsv").write_text("".join(f"a cat {i}\ta dog {i}\ta cow {i}\ta fox {i}\n" for i in range(8)))
+    mined = read([tmp_path / "mined.tsv"], Settings(model=str(bert)))
+    assert mined.negatives.tolist() == [[16 + 2 * i, 17 + 2 * i] for i in range(8)]
+    torch.testing.assert_close(mined.x[:16], data.x)
+    with pytest.raises(ValueError, match=r"got .*pairs.tsv. Hard negatives of texts are further columns of their file"):
+        read([tmp_path / "pairs.tsv"], Settings(model=str(bert)), negatives=tmp_path / "ids.npy")
+    (tmp_path / "uneven.tsv").write_text("a\tb\tc\nd\te\n")
+    with pytest.raises(ValueError, match=r"line 2: expected 3 texts, as in the first, got 2\. All columns after"):
+        read([tmp_path / "uneven.tsv"], Settings(model=str(bert)))
     with pytest.raises(ValueError, match="a file of texts needs a sentence model: --model"):
         read([tmp_path / "pairs.tsv"], Settings())
     np.save(tmp_path / "ids.npy", np.arange(7))

@@ -26,6 +26,18 @@ def clusters(count=600, classes=10, wrong=0.0, seed=0):
     return a, b, y
 
 
+def test_an_interval_from_zero_on_is_no_advice():
+    wrong = {"share": 0.034, "low": 0.0, "high": 0.071}
+    duplicates = {"share": 0.0, "equal": 0.0, "cosine": 0.99}
+    measured = {"wrong_positives": wrong, "duplicates": duplicates, "modality": "images"}
+    said = " ".join(one["text"] for one in advise(measured))
+    assert "Wrong positives: 3.4% (0.0% to 7.1%, sampling error only) by estimate, which may be none" in said
+    assert not treatments(measured)
+    wrong["low"] = 0.01
+    assert treatments(measured) == ["drrl:m=0.8,weight=3"]
+    assert "wrong: so many look like random pairs" in " ".join(one["text"] for one in advise(measured))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_the_share_of_wrong_positives(share):
     a, b, _ = clusters(1200, classes=50, wrong=share)

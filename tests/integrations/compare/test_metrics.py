@@ -130,6 +130,7 @@ def test_a_file_of_another_run_is_refused(written, hours, when):
 def test_a_file_is_kept_with_the_run(written):
     """So that what the next run writes in the same place changes nothing."""
     assert read([Metric.parse("json:shared.json:acc")], written) == {"acc": 7}
+    assert read([Metric.parse("json:{out}/shared.json:acc")], written) == {"acc": 7}
     (written.folder / "shared.json").write_text('{"acc": 8}')
     assert read([Metric.parse("json:shared.json:acc")], written) == {"acc": 7}
 
