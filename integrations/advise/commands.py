@@ -25,12 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("data", nargs="+", type=Path, help=data)
     ids = "ids or labels of the samples, -1 or ? where unknown: .npy, or a word per line (none)"
     add("--ids", type=Path, metavar="FILE", help=ids)
-    add(
-        "--negatives",
-        type=Path,
-        metavar="FILE",
-        help="hard negatives of a.npy, N x n x width; those of texts are columns (none)",
-    )
+    negatives = "hard negatives of a.npy, an array of N x n x width; those of texts are columns of their file (none)"
+    add("--negatives", type=Path, metavar="FILE", help=negatives)
     add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)

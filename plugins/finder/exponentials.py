@@ -223,8 +223,8 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     every = [product for product in sink.walk.products if not watch.is_head(product)]
     raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
     if form is not None and form.weighted:  # which the sum of their losses proves, as no equal weights do
-        scalars, every = [*map(float, watch.scalars)], (form, *form.rivals)
-        form = next((f for f in every if nearest(f.value, scalars, 1) < 0.1 * sink.tolerance), None)
+        scalars, several = [*map(float, watch.scalars)], (form, *form.rivals)
+        form = next((each for each in several if nearest(each.value, scalars, 1) < 0.1 * sink.tolerance), None)
     if form is not None:
         entries = "one key of each row" if bool((form.positives.sum(1) == 1).all()) else "the entries of a mask"
         finding |= {
