@@ -56,14 +56,25 @@ SLOPES = {
 }
 
 
+SCALE = "net.scale.exp"
+
+
+def script_of(loss, changes):
+    script = SCRIPT
+    for old, new in dict(changes).items():
+        assert old in script
+        script = script.replace(old, new)
+    return script.replace("{loss}", loss)
+
+
 @pytest.fixture
 def launch(tmp_path, monkeypatch, capsys):
-    def run(words, loss):
+    def run(words, loss, changes=()):
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", sys.argv)
         monkeypatch.setattr(sys, "path", list(sys.path))
         monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        (tmp_path / "toy.py").write_text(SCRIPT.format(loss=loss))
+        (tmp_path / "toy.py").write_text(script_of(loss, changes))
         try:
             code = inject.main([*words, "--", "toy.py"])
         finally:
@@ -77,9 +88,9 @@ def launch(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def found(find):
-    def run(loss):
+    def run(loss, changes=()):
         try:
-            return find(SCRIPT.format(loss=loss))
+            return find(script_of(loss, changes))
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -107,6 +118,36 @@ def test_found_proved_and_trained(found, launch, form):
         made, more = ("treatment", ", ids=doc") if ";" in spec else ("objective", "")
         by_hand = LOSS.format(loss_fn=f"cp.{made}('{spec}')", views=views, more=more, w=w)
         assert trained == pytest.approx(launch(["logits", "--site", "elsewhere.py:1"], by_hand)[2], rel=1e-9), spec
+
+
+LEARNED = {
+    "x = z1 @ z2.T / 0.2": "x = z1 @ z2.T * net.scale.exp()",
+    "\n\ndef loss_of": "\nnet.scale = torch.nn.Parameter(torch.tensor(1.5))\n\n\ndef loss_of",
+}
+HALF = {"loss = loss_of(": "with torch.autocast('cpu'):\n            loss = loss_of(", "float64": "float32"}
+
+
+@pytest.mark.parametrize("form", ["log_softmax", "logsumexp", "exponentials"])
+def test_a_learned_scale_gets_the_gradient_of_the_weighted_loss(found, launch, form):
+    (command,) = found(FORMS[form], LEARNED).data["commands"]
+    assert command[command.index("--weighted") :][:5] == ["--weighted", "--own", "infonce:t=host", "--scale", SCALE]
+    words = command[2 : command.index("--objective")]
+    trained = launch([*words, "--objective", "hcl:t=host"], FORMS[form], LEARNED)[2]
+    by_hand = "each = cp.HCL('host').from_logits(x, scale=net.scale.exp(), reduction='none')"
+    by_hand += "; return (each * w).sum() / w.sum()"
+    again = launch(["logits", "--site", "elsewhere.py:1"], by_hand, LEARNED)[2]
+    assert len(trained) == 3
+    assert trained == pytest.approx(again, rel=1e-9)
+
+
+def test_half_precision(found, launch):
+    (command,) = found(FORMS["log_softmax"], HALF).data["commands"]
+    assert "--weighted" in command
+    words = command[2 : command.index("--objective")]
+    code, said, trained = launch([*words, "--objective", "infonce:t=0.2"], FORMS["log_softmax"], HALF)
+    assert code == 0, said
+    alone = launch(["logits", "--site", "elsewhere.py:1"], FORMS["log_softmax"], HALF)[2]
+    assert trained == pytest.approx(alone, rel=0.02)
 
 
 @pytest.mark.parametrize("form", SLOPES)
