@@ -139,9 +139,9 @@ class Objective(Parametrized):
             normalize: cosine similarities if true, plain inner products if not.
             engine: how to reduce the negatives. ``auto`` chooses the fastest that fits; the others raise where they
                 cannot be used. ``matrix`` computes all similarities at once, as second derivatives, ``torch.func`` and
-                compiled code without graph breaks need; ``tiles`` computes them tile by tile, and again in the backward
-                pass; ``chunks`` computes loss and gradient a chunk of anchors at a time, in the forward pass;
-                ``tiles:N`` and ``chunks:N`` set the size. ``fused`` uses GPU kernels that have not run on a GPU yet.
+                compiled code without graph breaks need; ``tiles`` computes them tile by tile, and in the backward pass
+                again, if they are many; ``chunks`` computes loss and gradient a chunk of anchors at a time, in the
+                forward pass; ``tiles:N`` and ``chunks:N`` set the size. ``fused`` uses GPU kernels that have not run on a GPU yet.
             gather: compare with the samples of all processes: True or a process group. Pass everything else for this
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).

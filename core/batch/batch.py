@@ -132,7 +132,7 @@ class Batch:
         return self._prepared(self.raw[i], f"view {i + 1}")
 
     def stack(self, views: Sequence[Tensor]) -> Tensor:
-        """Stack some views below one another."""
+        """Stack some views below one another; all of them are one tensor, by which keys are seen to be the anchors."""
         if len(views) == 1:
             return views[0]
         return torch.cat([*views]) if views is not self._normalized or self._stack is None else self._stack
@@ -322,8 +322,8 @@ class Batch:
 class NormalizeViews(torch.autograd.Function):
     """Scale the rows of ``m`` views ``(B, d)`` to length one: all below one another, ``(m B, d)``, and view by view.
 
-    Their gradients are view by view: to join them would take longer. The factors of the rows, the second result, are
-    for second derivatives.
+    The gradients of the stack (of negatives) and of the views (of positives) are added view by view: to join them would
+    take longer. The factors of the rows, the second result, are for second derivatives.
     """
 
     @staticmethod

@@ -61,7 +61,7 @@ def engine_of_training(objective: Any, scores: Scores) -> str:
 
 
 def suits_chunks(objective: Any, neg: Negatives) -> bool:
-    """Return whether chunks are asked for, or fastest for these negatives or for this objective."""
+    """Return whether chunks are asked for, or fastest: where keys are not anchors, or with an inner problem (dro)."""
     if not isinstance(neg, TileNegatives):
         return False
     solved = any(getattr(part, "in_chunks", False) for part in objective.modules())

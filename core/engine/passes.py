@@ -58,7 +58,7 @@ class Accumulator:
         return gradients
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        """Compute the gradient of values ``x`` of function ``k`` in a tile, and overwrite them; see ``upstream``."""
+        """Compute the gradient of values ``x`` of function ``k`` in a tile, in their place, from one per anchor."""
         return self.from_exponentials(tile.clear(x.exp2_(), 0.0), gradient, tile, workspace)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
@@ -66,8 +66,8 @@ class Accumulator:
         raise NotImplementedError
 
     @staticmethod
-    def pair_gradient(gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
-        """Compute the gradient of each pair's row and, in a mirrored tile, of its column, as often as keys count."""
+    def of_row_and_column(gradient: Tensor, tile: Tile, out: Tensor) -> Tensor:
+        """Add the gradients of a pair's anchors, its row and in a mirrored tile its column, as often as keys count."""
         rows, factor = gradient[tile.rows].unsqueeze(1), tile.factor(1)
         pair = rows if factor is None else torch.mul(factor, rows, out=out)
         if tile.mirror is None:
@@ -102,7 +102,7 @@ class Mean(Accumulator):
         return gradients / (self.count.squeeze(1) if isinstance(self.count, Tensor) else self.count)
 
     def value_gradient(self, k: int, x: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        pair = self.pair_gradient(gradient, tile, x)
+        pair = self.of_row_and_column(gradient, tile, x)
         return tile.clear(pair if pair is x else x.copy_(pair), 0.0)
 
 
@@ -121,7 +121,7 @@ class SumExp(Accumulator):
         return gradients / self.state[0].clamp(min=torch.finfo(gradients.dtype).tiny)
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
-        return p.mul_(self.pair_gradient(gradient, tile, workspace("pair", p.shape)))
+        return p.mul_(self.of_row_and_column(gradient, tile, workspace("pair", p.shape)))
 
 
 class MeanSoftplus(Mean):
@@ -136,7 +136,7 @@ class MeanSoftplus(Mean):
 
     def from_exponentials(self, p: Tensor, gradient: Tensor, tile: Tile, workspace: Workspace) -> Tensor:
         p.div_(torch.add(p, 1.0, out=workspace("values", p.shape)))
-        return p.mul_(self.pair_gradient(gradient, tile, workspace("values", p.shape)))
+        return p.mul_(self.of_row_and_column(gradient, tile, workspace("values", p.shape)))
 
 
 class LogSumExp(Accumulator):

@@ -127,7 +127,7 @@ class ADNCE(InfoNCE, name="adnce"):
         else:  # where values cannot be read, or processes must agree
             known = family == "gaussian" and not isinstance(mu, Tensor) and not isinstance(sigma, Tensor)
             may_cancel = scores.bound is None or not known or ((1 + abs(float(mu))) / float(sigma)) ** 2 > 2 * SMALL
-        if may_cancel:  # a similarity, added to log-weights that large, would lose its digits
+        if may_cancel:  # rare: a similarity, added to log-weights that large, would lose its digits
             lowest = torch.finfo(log_total.dtype).min / 4
             shift = torch.clamp(log_total.detach(), min=lowest)
 
