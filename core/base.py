@@ -141,7 +141,7 @@ class Objective(Parametrized):
                 cannot be used. ``matrix`` computes all similarities at once, as second derivatives, ``torch.func`` and
                 compiled code without graph breaks need; ``tiles`` computes them tile by tile, and in the backward pass
                 again, if they are many; ``chunks`` computes loss and gradient a chunk of anchors at a time, in the
-                forward pass; ``tiles:N`` and ``chunks:N`` set the size. ``fused`` uses GPU kernels that have not run on a GPU yet.
+                forward pass; ``tiles:N`` and ``chunks:N`` set the size. ``fused``: kernels that no GPU has run yet.
             gather: compare with the samples of all processes: True or a process group. Pass everything else for this
                 process's samples, except the queue, which all have in common.
             reduction: ``mean`` over anchors, or ``none`` for the loss of each anchor (of this process).
