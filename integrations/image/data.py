@@ -19,7 +19,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 from counterpoint.names import check_known
 
 from ..domain import check_choice, check_whole
-from .image_set import ImageSet, from_pictures
+from .image_set import UNREADABLE, ImageSet, from_pictures
 from .settings import DATASETS, Source, check_dataset
 
 SPLITS = ("train", "test")
@@ -48,8 +48,20 @@ def prepare(arguments: Mapping[str, Any]) -> Data:
 
 
 def image_size(name: str, size: int | None = None) -> int:
-    """Height and width of the images of :func:`load`, without loading them."""
+    """Height and width of a cell's images, without looking at them; its ``size`` is the own size of a folder."""
     return size or DATASETS.get(name, Source()).size
+
+
+@lru_cache(maxsize=8)
+def own_size(name: str) -> int | None:
+    """Height and width of a folder's images if all are squares of one size, else None; reads headers only."""
+    sides: set[int] = set()
+    for file in () if name in DATASETS else filter(_is_image, Path(name).rglob("*")):
+        with suppress(*UNREADABLE), Image.open(file) as image:
+            sides.update(image.size)
+        if len(sides) > 1:
+            return None
+    return sides.pop() if sides else None
 
 
 def load(name: str, split: str = "train", size: int | None = None, root: str | Path | None = None) -> ImageSet:
@@ -67,7 +79,7 @@ def load(name: str, split: str = "train", size: int | None = None, root: str | P
 
     Args:
         split: ``train`` or ``test``.
-        size: pixels; by default the set's own size, and 64 for sets and folders of many sizes.
+        size: pixels; by default the set's own size, and 64 for sets and folders of many sizes or of oblong images.
         root: folder of the data sets; by default ``$COUNTERPOINT_DATA``. Missing sets are downloaded to ``root`` if you
             pass one, else to ``~/.cache/counterpoint``, never to ``$COUNTERPOINT_DATA``.
     """
@@ -75,7 +87,7 @@ def load(name: str, split: str = "train", size: int | None = None, root: str | P
     if size is not None:
         check_whole("size must be", size, 1)
     given = None if root is None else str(root)
-    return _load(name, split, image_size(name, size), given, os.environ.get("COUNTERPOINT_DATA"))
+    return _load(name, split, image_size(name, size or own_size(name)), given, os.environ.get("COUNTERPOINT_DATA"))
 
 
 @lru_cache(maxsize=8)

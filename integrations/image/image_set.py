@@ -18,6 +18,7 @@ from torchvision.transforms.functional import center_crop, resize
 from .. import store
 
 MOST_NAMED = 4  # unreadable files in a warning
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)  # PIL raises each of these
 
 
 @dataclass(frozen=True, repr=False)
@@ -135,7 +136,7 @@ def from_pictures(
             image, label = picture(number)
             x.append(np.array(center_crop(resize(image.convert("RGB"), [size]), [size])))  # without transparency
             y.append(label)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):  # PIL raises each of these
+        except UNREADABLE:
             skipped.append(title(number))
     if not x:
         raise ValueError(f"{name}: none of the {count} images can be read.")

@@ -29,6 +29,8 @@ def cell(dataset: str, objective: str | None, seed: int, **changes: object) -> d
     store.check_names(changes, (*defaults(Settings), "label"))
     settings = defaults(Settings) | changes
     settings["augment"] = settings["augment"] or ("digits" if dataset == "digits" else "cifar")
+    if settings["size"] is None:  # restoring needs a folder's own size, but not the folder
+        settings["size"] = data.own_size(dataset)
     Settings.of(settings)
     return {"domain": "image", "dataset": dataset, "objective": objective, "seed": seed, **settings}
 

@@ -54,6 +54,19 @@ def test_a_folder_per_class(tmp_path):
     assert bool((train.x[train.y == 0][:, 0] > 240).all())
 
 
+def test_a_folder_of_squares_of_one_size_keeps_it(tmp_path):
+    for number in range(5):
+        save(tmp_path / "squares" / f"{number}.png", (50 * number, 0, 0), size=(32, 32))
+        save(tmp_path / "oblong" / f"{number}.png")
+        save(tmp_path / "many" / f"{number}.png", size=(32 + number, 32 + number))
+    (tmp_path / "squares" / "torn.png").write_bytes(b"no image")
+    with pytest.warns(RuntimeWarning, match="torn"):
+        *both, small = [load(str(tmp_path / "squares"), *one) for one in (("train",), ("test",), ("train", 16))]
+    assert [one.size for one in (*both, small)] == [(32, 32), (32, 32), (16, 16)]
+    assert sorted(torch.cat([one.x for one in both])[:, 0, 0, 0].tolist()) == [0, 50, 100, 150, 200]
+    assert [load(str(tmp_path / name)).size for name in ("oblong", "many")] == [(64, 64)] * 2
+
+
 def test_a_folder_of_training_images_alone_is_named(tmp_path):
     save(tmp_path / "train" / "a" / "0.png")
     with pytest.raises(ValueError, match="has a folder train beside none named test or val"):

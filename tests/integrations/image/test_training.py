@@ -378,6 +378,17 @@ def test_the_size_of_images_is_known_without_them(dataset, size, tmp_path, monke
     assert data.load(dataset, "test", size).size == (data.image_size(dataset, size),) * 2
 
 
+def test_a_cell_holds_the_own_size_of_a_folder(tmp_path):
+    """Which the encoder is rebuilt for after the folder is gone: above 64 pixels, with another stem."""
+    Image.new("RGB", (96, 96)).save(tmp_path / "0.png")
+    cell = training.cell(str(tmp_path), "infonce", 0, backbone="resnet18")
+    (tmp_path / "0.png").unlink()
+    assert cell["size"] == 96
+    module = training.build(cell, data.image_size(cell["dataset"], cell["size"]))
+    assert module.method.encoder.network.conv1.kernel_size == (7, 7)
+    assert training.cell("digits", "infonce", 0)["size"] is None
+
+
 def test_a_set_of_images_prints_in_one_line():
     assert repr(data.load("digits")) == "ImageSet('digits', 1287 images of 16 x 16 pixels, 10 classes)"
 
