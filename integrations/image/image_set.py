@@ -46,6 +46,8 @@ class ImageSet:
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
             scaled = " Of numbers from 0 to 1: (x * 255).round().byte()." * self.x.is_floating_point()
             scaled += " The colors come second: x.permute(0, 3, 1, 2)." * (self.x.shape[3:] == (3,))
+            if self.x.dim() == 2:
+                scaled = " Features go to image.knn(z, y, z_test, y_test) or image.linear_probe(z, y, classes)."
             found = f"{self.x.dtype} {tuple(self.x.shape)}"
             raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {found}.{scaled}")
         if not isinstance(self.y, torch.Tensor) or self.y.is_floating_point():

@@ -63,7 +63,7 @@ class Pair(nn.Module):
         return self.encoder(x), self.encoder(x)
 
 
-def test_images_of_ones_own(digits, encoder):
+def test_images_of_ones_own(digits, encoder, frozen):
     pairs = [(one.x, one.y) for one in digits]
     assert evaluate(encoder, *pairs, ["knn"]) == evaluate(encoder, *digits, ["knn"])
     assert evaluate(encoder, *pairs, "knn") == evaluate(encoder, *digits, ["knn"])
@@ -71,6 +71,9 @@ def test_images_of_ones_own(digits, encoder):
         evaluate(encoder, (digits[0].x.numpy(), digits[0].y), pairs[1], ["knn"])
     with pytest.raises(ValueError, match=r"The colors come second: x\.permute\(0, 3, 1, 2\)"):
         evaluate(encoder, (digits[0].x.permute(0, 2, 3, 1), digits[0].y), pairs[1], ["knn"])
+    with pytest.raises(ValueError, match=r"\(600, 64\)\. Features go to image\.knn\(z, y,") as said:
+        evaluate(encoder, (frozen[0], digits[0].y), (frozen[1], digits[1].y), ["knn"])
+    assert "from 0 to 1" not in str(said.value)
     whole = [(x, y.int()) for x, y in pairs]
     assert evaluate(encoder, *whole, ["knn", "linear"]) == evaluate(encoder, *digits, ["knn", "linear"])
     with pytest.raises(TypeError, match="expected an ImageSet, or a pair of images and classes, got TensorDataset"):
