@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -100,8 +101,12 @@ def _accuracies(scores: Tensor, y: Tensor) -> tuple[float, float]:
 
 @torch.no_grad()
 def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
-    """Compute ``(N, width)`` features of images, ``uint8`` or in ``[0, 1]``, on the encoder's device."""
-    device = next(encoder.parameters()).device
+    """Compute ``(N, width)`` features of images, ``uint8`` or in ``[0, 1]``, on the encoder's device, if it has one."""
+    if not isinstance(encoder, nn.Module):
+        load = "Load it: image.restore(folder).encoder for a run, or your module by load_state_dict(torch.load(file))."
+        fix = "Pass a module whose forward calls it." if callable(encoder) else load
+        raise TypeError(f"encoder: expected a torch.nn.Module, got {type(encoder).__name__}. {fix}")
+    device = next(chain(encoder.parameters(), encoder.buffers(), [x])).device
     low, high = map(float, x.aminmax()) if x.is_floating_point() else (0.0, 1.0)
     if not (low >= 0 and high <= 1):
         raise ValueError(f"images: expected uint8, or numbers from 0 to 1, got numbers from {low:g} to {high:g}.")

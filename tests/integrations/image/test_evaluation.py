@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -88,6 +90,27 @@ def test_images_of_ones_own(digits, encoder, frozen):
         ImageSet(*pairs[0], 10)
     with pytest.raises(TypeError, match="encoder: Sequential has no width"):
         SimCLR(nn.Sequential(nn.Flatten()))
+
+
+def test_raw_pixels_are_a_baseline(digits):
+    train, test = digits
+    found = evaluate(nn.Flatten(), train, test, ["knn", "robust"], EvaluationSettings(attacked=20, epsilons=(0.01,)))
+    z, z_test = (one.x.flatten(1) / 255 for one in digits)
+    assert found["knn"] == knn(z, train.y, z_test, test.y)
+    assert found.keys() == {"knn", "clean", "fgsm@0.01", "pgd@0.01"}
+
+
+@pytest.mark.parametrize(
+    ("encoder", "said"),
+    [
+        ("runs/seed0", r"got str\. Load it: image\.restore\(folder\)\.encoder"),
+        (Path("encoder.pt"), r"got \w*Path\. Load it: .* load_state_dict\(torch\.load\(file\)\)"),
+        (lambda x: x.flatten(1), r"got function\. Pass a module whose forward calls it"),
+    ],
+)
+def test_an_encoder_is_a_module(digits, encoder, said):
+    with pytest.raises(TypeError, match=rf"encoder: expected a torch\.nn\.Module, {said}"):
+        evaluate(encoder, *digits, ["knn"])
 
 
 def test_the_fast_probe_is_scikit_learns(digits, frozen):
