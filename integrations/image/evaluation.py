@@ -68,7 +68,7 @@ def evaluate(
     if {"knn", "linear", "robust"}.intersection(probes):
         z, z_test = features(encoder, train.x), features(encoder, test.x)
     if "knn" in probes:
-        results["knn"] = knn(z, train.y, z_test, test.y, settings.k, settings.temperature)
+        results["knn"] = knn(z, train.y, z_test, test.y, min(settings.k, len(z)), settings.temperature)
     if {"linear", "robust"}.intersection(probes):
         probe = linear_probe(z, train.y, classes, settings, seed)
         if "linear" in probes:
@@ -119,15 +119,18 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     return torch.cat(found).float()
 
 
-def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int = 200, temperature: float = 0.1) -> float:
-    """Accuracy of ``k`` nearest neighbors by cosine, weighted by ``exp(cos / temperature)``.
+def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int | None = None, temperature: float = 0.1) -> float:
+    """Accuracy of ``k`` nearest neighbors by cosine (200, or all), weighted by ``exp(cos / temperature)``.
 
     Wu et al. 2018, https://arxiv.org/abs/1805.01978.
     """
+    k = min(DEFAULTS.k, len(z)) if k is None else k
+    if not 1 <= k <= len(z):
+        raise ValueError(f"k: expected from 1 to {len(z)}, the number of samples, got {k}.")
     bank, y = F.normalize(z).T, y.to(z.device)
     correct = 0
     for part, truth in zip(z_test.split(1000), y_test.to(z.device).split(1000), strict=True):
-        ranked = knn_predict(F.normalize(part), bank, y, int(y.max()) + 1, min(k, len(z)), temperature)
+        ranked = knn_predict(F.normalize(part), bank, y, int(y.max()) + 1, k, temperature)
         correct += int((ranked[:, 0] == truth).sum())
     return 100 * correct / len(z_test)
 

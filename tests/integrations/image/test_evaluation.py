@@ -146,9 +146,15 @@ def test_nearest_neighbours_are_scikit_learns(digits, frozen, k, temperature):
     assert abs(knn(z, train.y, z_test, test.y, k, temperature) - right) < 0.4
 
 
-def test_more_neighbours_than_images(digits, frozen):
+def test_more_neighbours_than_images(digits, encoder, frozen):
     z, y = frozen[0][:30], digits[0].y[:30]
-    assert 0 <= knn(z, y, frozen[1], digits[1].y, 200) <= 100
+    every = knn(z, y, frozen[1], digits[1].y, 30)
+    assert knn(z, y, frozen[1], digits[1].y) == every
+    pairs = (digits[0].x[:30], y), (digits[1].x, digits[1].y)
+    assert evaluate(encoder, *pairs, ["knn"]) == {"knn": every}
+    for k in (0, 31):
+        with pytest.raises(ValueError, match=f"k: expected from 1 to 30, the number of samples, got {k}"):
+            knn(z, y, frozen[1], digits[1].y, k)
 
 
 def test_attacks_are_ordered_and_nothing_is_clean(classifier, digits):
