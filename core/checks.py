@@ -25,7 +25,7 @@ def set_checks(mode: str) -> None:
     """Choose when values (NaN, infinity, anchors without negatives) are checked.
 
     ``auto``: on the CPU. On an accelerator, reading a value would synchronize in every step, so there a NaN shows as
-    a NaN loss. ``always``: everywhere, to find the batch that contains it. ``never``.
+    a NaN loss. ``always``: everywhere but in compiled code, to find the batch that contains it. ``never``.
 
     >>> cp.set_checks("always")
     >>> cp.set_checks("auto")

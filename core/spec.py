@@ -38,6 +38,7 @@ class SpecError(ValueError):
     def __str__(self) -> str:
         start = self.text.rfind("\n", 0, self.position) + 1
         line, at = self.text[start:].split("\n")[0].replace("\t", " "), self.position - start
+        line = "".join(c if c.isprintable() else "?" for c in line)  # no escape sequences
         left = max(0, at - WIDTH)  # of a long line, its part around the error
         return f"{self.message}\n  {line[left : at + WIDTH]}\n  {' ' * (at - left)}^"
 

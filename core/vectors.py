@@ -20,17 +20,17 @@ def unit(z: Tensor, eps: float = EPS, name: str = "") -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(z, dim=-1, keepdim=True)
     if are_ordinary(norms, eps):
         return z * norms.reciprocal()
-    warn_of_zeros(norms, name)
+    warn_of_zeros(z, name)
     largest = largest_entry(z.detach())
     slope = 1 / largest.clamp(min=eps)
     z = z * slope + z.detach() * (1 / largest - slope)  # z / largest, with a gradient that does not overflow
     return z * inverse_norms(z)
 
 
-def warn_of_zeros(norms: Tensor, name: str) -> None:
-    if name and checks.wanted(norms) and (zeros := int((norms == 0).sum())):
+def warn_of_zeros(z: Tensor, name: str) -> None:
+    if name and checks.wanted(z) and (zeros := int((z == 0).all(-1).sum())):
         why = "without a direction their similarities are 0, and they get no gradient"
-        warnings.warn(f"{name}: {zeros} of {norms.numel()} rows are zero: {why}.", stacklevel=2)
+        warnings.warn(f"{name}: {zeros} of {z[..., 0].numel()} rows are zero: {why}.", stacklevel=2)
 
 
 def are_ordinary(norms: Tensor, eps: float) -> bool:

@@ -335,9 +335,8 @@ class NormalizeViews(torch.autograd.Function):
             scale = norms.reciprocal()
             z.mul_(scale)
         else:
-            for i, (view, lengths) in enumerate(zip(views, norms.chunk(len(views)), strict=True), 1):
-                checks.require_finite(view, f"view {i}")
-                warn_of_zeros(lengths, f"view {i}")
+            for i, view in enumerate(views, 1):
+                warn_of_zeros(checks.require_finite(view, f"view {i}"), f"view {i}")
             largest = largest_entry(z)
             scale = inverse_norms(z.div_(largest))
             z.mul_(scale)

@@ -42,7 +42,8 @@ def gathered_batch(
     for name, values in zip(facts, list(zip(*rows, strict=True))[2:], strict=True):
         if len(set(values)) > 1:
             listed = ", ".join(f"{value} on rank {rank}" for rank, value in enumerate(values))
-            raise ValueError(f"gather: processes must agree on {name}, got {listed}.")
+            here = f"; here it is {objective}" * (name == LEARNED)
+            raise ValueError(f"gather: processes must agree on {name}, got {listed}{here}.")
     batch.join(*(ProcessGroup(group, [row[i] for row in rows]) for i in range(1 if documents is None else 2)))
     return batch
 

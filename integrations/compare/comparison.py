@@ -364,7 +364,8 @@ def find_loss(
     own, told = data.get("own") or "infonce:t=host", data.get("told", ())
     told = [x for x in told if x["kind"] == "duplicates" or x["distinct"] < x["length"]]  # other batches repeat texts
     told.sort(key=lambda x: x["distinct"] == x["length"])  # a small budget tries what repeats in this batch
-    print_line(f"found {', '.join(loss['site'] for loss in data['losses'] if loss.get('command')) or host}: {own}")
+    sites = dict.fromkeys(loss["site"] for loss in data["losses"] if loss.get("command"))
+    print_line(f"found {', '.join(sites) or host}: {own}")
     typed = [path for spec in specs for path in cp.treatment(spec, "infonce").paths.values()]
     for one in (one for one in told if one.get("classes") and one["path"] not in typed):
         print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")

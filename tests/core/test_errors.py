@@ -707,6 +707,13 @@ def test_spec(marked, message):
     assert shown[:column].split()[-1:] == text[:position].split()[-1:]
 
 
+@pytest.mark.parametrize("sign", ["\x1b[31m", "\u202e", "\0", "\r"])
+def test_a_spec_cannot_write_to_a_terminal(sign):
+    with pytest.raises(cp.SpecError) as caught:
+        cp.objective(f"infonce{sign}red")
+    assert all(line.isprintable() for line in str(caught.value).split("\n"))
+
+
 VALID = [
     "arcl(adnce:mu=0.7,t=0.2 + hcl):views=4 + 0.1*dp:low=0.1,reduction=batch_sum",
     "2*(infonce:t=schedule(0.5,1e-1,10,cosine),radius=none) + learned(1,.1,2)*dro:divergence=chi2,nonneg=true",

@@ -55,6 +55,16 @@ def test_equals_torchs_own_operations(spec, number, options):
 
 
 @pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric"])
+@pytest.mark.filterwarnings("error")
+def test_tiny_rows_are_not_zero(pairing):
+    z = [x.float().detach() for x in views(2, torch.float64)]
+    tiny = [(1e-24 * x).requires_grad_() for x in z]
+    loss = cp.InfoNCE(0.3)(*tiny, pairing=pairing)
+    torch.testing.assert_close(loss.detach(), cp.InfoNCE(0.3)(*z, pairing=pairing))
+    assert all(bool((g != 0).any(1).all()) for g in torch.autograd.grad(loss, tiny))
+
+
+@pytest.mark.parametrize("pairing", ["views", "one_way", "symmetric"])
 def test_zero_rows_and_half_precision(pairing):
     z = views(2, torch.float16)
     with torch.no_grad():

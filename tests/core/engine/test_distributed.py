@@ -361,6 +361,7 @@ def test_a_process_that_hangs_ends_the_others_at_the_timeout(tmp_path):
         ("classes", ("must agree on labels=, got 0 on rank 0, 1 on rank 1",) * 2),
         ("gradient", ("which embeddings have a gradient, got 0 on rank 0, 3 on rank 1",) * 2),
         ("settings", ("processes must agree on the objective and its learned numbers (let Distributed",) * 2),
+        ("settings", ("; here it is infonce:t=0.5,", "; here it is infonce:t=1.5,")),
         ("learned", ("processes must agree on the objective and its learned numbers (let Distributed",) * 2),
         ("positives", ("labels: expected a label that at least 2 samples share, got 7 different ones",) * 2),
     ],
