@@ -10,6 +10,7 @@ nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +32,7 @@ HEADLINE = "nDCG@10"
 
 @dataclass
 class Collection:
-    """The judged queries of a split, all documents, and the relevant documents of each query, by their identifiers."""
+    """The judged queries of a split, all documents, and each query's relevant ones, missing ones included, by id."""
 
     name: str
     queries: dict[str, str]
@@ -39,9 +40,9 @@ class Collection:
     relevant: dict[str, set[str]]
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Return each query beside each of its relevant documents, in the order of the files."""
+        """Return each query beside each of its relevant documents that exist, in the order of the files."""
         order = {document: i for i, document in enumerate(self.documents)}
-        relevant = {query: sorted(self.relevant[query], key=order.__getitem__) for query in self.queries}
+        relevant = {q: sorted(self.relevant[q] & order.keys(), key=order.__getitem__) for q in self.queries}
         return [(self.queries[q], self.documents[d]) for q, documents in relevant.items() for d in documents]
 
 
@@ -85,7 +86,8 @@ def check(names: Iterable[str], split: str = "") -> None:
 def read(folder: str | Path, split: str = "test") -> Collection:
     """Read the queries of a split, their relevant documents, and all documents; those without text are left out."""
     folder = Path(folder)
-    documents = {key: text for key, text in _texts(folder / "corpus.jsonl").items() if text}
+    every = _texts(folder / "corpus.jsonl")
+    documents = {key: text for key, text in every.items() if text}
     queries = _texts(folder / "queries.jsonl")
     relevant: dict[str, set[str]] = {}
     for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
@@ -93,9 +95,9 @@ def read(folder: str | Path, split: str = "test") -> Collection:
             raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
         if not NUMBER.fullmatch(grade):
             raise ValueError(f"{place}: expected a number as grade, got {grade!r}.")
-        if float(grade) > 0 and document in documents:
+        if float(grade) > 0 and every.get(document) != "":  # one without text is left out
             relevant.setdefault(query, set()).add(document)
-    if not relevant:
+    if documents.keys().isdisjoint(set[str]().union(*relevant.values())):
         raise ValueError(f"{folder}: no query of {split} has a relevant document in corpus.jsonl.")
     return Collection(folder.name, {key: queries[key] for key in queries if key in relevant}, documents, relevant)
 
@@ -193,6 +195,10 @@ def score(model: Any, collection: Collection, **options: object) -> Score:
     """Score a SentenceTransformer on a collection; ``options`` are those of ``InformationRetrievalEvaluator``."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
+    judged = set[str]().union(*collection.relevant.values())
+    if missing := judged - collection.documents.keys():
+        counts = f"{len(missing)} of {len(judged)} relevant documents are not in corpus.jsonl"
+        warnings.warn(f"{collection.name}: {counts}; they count as not found", RuntimeWarning, stacklevel=2)
     options |= {"precision_recall_at_k": [10, 100], "write_csv": False}
     evaluator = InformationRetrievalEvaluator(collection.queries, collection.documents, collection.relevant, **options)
     items = _each_query(evaluator)

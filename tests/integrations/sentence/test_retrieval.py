@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from tiny_bert import load, write_collection
 
 st = pytest.importorskip("sentence_transformers")
 pytest.importorskip("datasets")
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator  # noqa: E402
 
 from counterpoint.integrations import store  # noqa: E402
 from counterpoint.integrations.command.main import main  # noqa: E402
@@ -44,6 +46,28 @@ def test_scores_are_those_by_hand(bert, tmp_path):
     assert found.mean is None
     assert found.collections["words"].metrics == pytest.approx(by_hand(model, retrieval.read(folder)))
     assert (found.collections["words"].queries, found.collections["words"].documents) == (20, 60)
+
+
+def test_relevant_documents_that_are_not_in_the_corpus_count_as_not_found(bert, tmp_path, capsys):
+    """As in the evaluator, also for a query that has no others."""
+    folder = write_collection(tmp_path / "words")
+    with (folder / "qrels" / "test.tsv").open("a") as file:
+        file.write("q2\tgone\t1\nq5\tgone\t1\nq5\tlost\t2\nq0\tlost\t1\n")
+    rows = [line.split("\t") for line in (folder / "qrels" / "test.tsv").read_text().splitlines()[1:]]
+    texts = [map(json.loads, (folder / f"{name}.jsonl").open()) for name in ("queries", "corpus")]
+    queries, corpus = ({row["_id"]: row["text"] for row in each} for each in texts)
+    relevant = {query: {d for q, d, _ in rows if q == query} for query, _, _ in rows}
+    own = retrieval._metrics(
+        InformationRetrievalEvaluator(queries, corpus, relevant, precision_recall_at_k=[10, 100])(load(bert))
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--data", str(folder), "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)["collections"]["words"]
+    assert (found["metrics"], found["queries"]) == (pytest.approx(own), 11)
+    assert said.err.count("words: 2 of 12 relevant documents are not in corpus.jsonl; they count as not found") == 1
+    assert len(retrieval.read(folder).pairs()) == 10
 
 
 def test_the_mean_is_over_collections(bert, tmp_path):
