@@ -108,7 +108,7 @@ def _read(path: Path) -> "Dataset":
         header = lines(path)[0].split("\t")
         if twice := [name for i, name in enumerate(header) if name in header[:i]]:
             raise ValueError(f"{path}: line 1 names the column {twice[0]!r} twice.")
-        rows = [cells for _, cells in table(path, len(header), header=True, more=False)]
+        rows = [cells for _, cells in table(path, len(header), header=slice(0), more=False)]  # whatever the names
         return Dataset.from_dict({name: [row[i] for row in rows] for i, name in enumerate(header)})
     if kind not in FORMATS:
         return load_dataset(str(path), split="train")

@@ -1,8 +1,8 @@
 """Retrieval: where the documents that answer a query stand among all documents, ranked by the model.
 
 A collection is a folder in the format of BEIR (https://arxiv.org/abs/2104.08663): ``corpus.jsonl`` (``_id``, ``title``,
-``text``), ``queries.jsonl`` (``_id``, ``text``) and ``qrels/SPLIT.tsv`` (a header, then query, document and grade).
-Every grade above 0 is relevant.
+``text``), ``queries.jsonl`` (``_id``, ``text``) and ``qrels/SPLIT.tsv`` (query, document and grade, with or without a
+header). Every grade above 0 is relevant.
 
 The scores are those of sentence-transformers' ``InformationRetrievalEvaluator`` and ``NanoBEIREvaluator``, times 100:
 nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and the recall at 10 and 100.
@@ -90,7 +90,7 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     documents = {key: text for key, text in every.items() if text}
     queries = _texts(folder / "queries.jsonl")
     relevant: dict[str, set[str]] = {}
-    for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=True):
+    for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=slice(2, 3)):
         if query not in queries:
             raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
         if not NUMBER.fullmatch(grade):

@@ -111,7 +111,7 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
         _, header = next(table(path, 2), ("", ["", ""]))
         if NUMBER.fullmatch(header[1]):  # it would be skipped
             raise ValueError(f"{path}: line 1 is a pair, expected the header: subset, score, sentence1, sentence2.")
-        for place, (_, gold, first, second, *_) in table(path, 4, header=True):
+        for place, (_, gold, first, second, *_) in table(path, 4, header=slice(1, 2)):
             yield place, gold, first, second
     elif kind in SUBSETS and (path := find(folder, f"STS/{kind}-en-test")):
         for subset in SUBSETS[kind]:
@@ -125,7 +125,7 @@ def _folder_rows(name: str, folder: Path) -> Iterator[Row]:
         for place, (_, _, _, _, gold, first, second, *_) in table(path, 7):
             yield place, gold, first, second
     elif kind == "SICKR" and (path := find(folder, f"SICK/{SICK[split]}")):
-        for place, (_, first, second, gold, *_) in table(path, 4, header=True):
+        for place, (_, first, second, gold, *_) in table(path, 4, header=slice(3, 4)):
             yield place, gold, first, second
     else:
         neither = f"neither {name}.tsv nor SentEval's files are in {folder}, sts/ or downstream/"

@@ -100,7 +100,7 @@ def _senteval(name: str, split: str, folder: Path) -> Iterator[list[str]]:
             fine, _, text = line.partition(" ")
             yield [fine.partition(":")[0], text]
     else:
-        for _, (label, _, _, first, second, *_) in table(path(f"MRPC/msr_paraphrase_{split}.txt"), 5, header=True):
+        for _, (label, _, _, first, second, *_) in table(path(f"MRPC/msr_paraphrase_{split}.txt"), 5, header=slice(1)):
             yield [label, first, second]
 
 

@@ -34,6 +34,12 @@ def test_reads_titles_grades_and_judged_queries_only(tmp_path):
     assert found.pairs() == [("q1", "two"), ("q2", "T one"), ("q2", "two")]
 
 
+def test_judgements_without_a_header_lose_none(tmp_path):
+    folder = write(tmp_path / "x", DOCUMENTS, QUERIES, "")
+    (folder / "qrels" / "test.tsv").write_text("1\tb\t3\n2\ta\t1\n")
+    assert retrieval.read(folder).relevant == {"1": {"b"}, "2": {"a"}}
+
+
 @pytest.mark.parametrize(
     ("judged", "says"),
     [

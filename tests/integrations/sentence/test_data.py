@@ -65,6 +65,11 @@ def test_a_missing_header_swallows_no_pair(tmp_path):
     write(tmp_path / "STS13.tsv", "a\t1\tp\tq\na\t2\tr\ts\nb\t3\tt\tu\n")
     with pytest.raises(ValueError, match=r"STS13.tsv: line 1 is a pair, expected the header"):
         sts.load("STS13", tmp_path)
+    write(tmp_path / "SICK" / "SICK_train.txt", "1\tp\tq\t4.5\tNEUTRAL\n2\tr\ts\t1\tNEUTRAL\n")
+    assert sts.load("SICKR-train", tmp_path).first == ["p", "r"]
+    for split in ("train", "test"):
+        write(tmp_path / "MRPC" / f"msr_paraphrase_{split}.txt", "1\ta\tb\tp\tq\n0\tc\td\tr\ts\n")
+    assert transfer.load("MRPC", tmp_path)["train"].labels == ["1", "0"]
 
 
 def test_what_is_not_there_is_said(tmp_path):
