@@ -42,16 +42,19 @@ def lines(path: Path, encoding: str = "utf-8") -> list[str]:
     return [line.removesuffix("\n").removesuffix("\r") for line in StringIO(text.removeprefix("\ufeff"))]
 
 
-def table(path: Path, columns: int, header: slice | None = None, more: bool = True) -> Iterator[tuple[str, list[str]]]:
+def table(
+    path: Path, columns: int, header: slice | None = None, more: bool = True, other: re.Pattern[str] | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """Yield the rows of a tab-separated file, each after its place for error messages; empty lines are skipped.
 
     ``header`` are the columns in which a number shows that the first line is a row; None if it always is. With ``more``
-    rows may have further columns; without it, a tab within a text is an error.
+    rows may have further columns; without it, a tab is an error. Of a line like ``other``, the cells are its groups.
     """
     for number, line in enumerate(lines(path), 1):
-        cells = line.split("\t")
+        place = f"{path}: line {number}"
+        cells = [*found.groups()] if other and (found := other.fullmatch(line)) else line.split("\t")
         if not line or (header and number == 1 and not any(map(NUMBER.fullmatch, cells[header]))):
             continue
         if len(cells) < columns or (len(cells) > columns and not more):
-            raise ValueError(f"{path}: line {number} has {len(cells)} columns, expected {columns}: {line[:60]!r}")
-        yield f"{path}: line {number}", cells
+            raise ValueError(f"{place} has {len(cells)} columns, expected {columns} separated by tabs: {line[:60]!r}")
+        yield place, cells

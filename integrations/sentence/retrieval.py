@@ -2,7 +2,7 @@
 
 A collection is a folder in the format of BEIR (https://arxiv.org/abs/2104.08663): ``corpus.jsonl`` (``_id``, ``title``,
 ``text``), ``queries.jsonl`` (``_id``, ``text``) and ``qrels/SPLIT.tsv`` (query, document and grade, with or without a
-header). Every grade above 0 is relevant.
+header; or TREC's four columns). Every grade above 0 is relevant.
 
 The scores are those of sentence-transformers' ``InformationRetrievalEvaluator`` and ``NanoBEIREvaluator``, times 100:
 nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and the recall at 10 and 100.
@@ -10,6 +10,7 @@ nDCG@10 and MRR@10, where a document is relevant or not, whatever its grade, and
 
 import json
 import math
+import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ NANO_NAMES = (  # a test compares them with those of sentence-transformers
 )  # fmt: skip
 METRICS = {"nDCG@10": "ndcg@10", "MRR@10": "mrr@10", "recall@10": "recall@10", "recall@100": "recall@100"}
 HEADLINE = "nDCG@10"
+_TREC = re.compile(r"(\S+)(?:\tQ?0\t| +Q?0 +)(\S+)[\t ]+([-+]?\d+)\s*")  # query, 0, document, grade
 
 
 @dataclass
@@ -90,7 +92,7 @@ def read(folder: str | Path, split: str = "test") -> Collection:
     documents = {key: text for key, text in every.items() if text}
     queries = _texts(folder / "queries.jsonl")
     relevant: dict[str, set[str]] = {}
-    for place, (query, document, grade, *_) in table(judgements(folder, split), 3, header=slice(2, 3)):
+    for place, (query, document, grade, *_) in table(judgements(folder, split), 3, slice(2, 3), other=_TREC):
         if query not in queries:
             raise ValueError(f"{place}: queries.jsonl does not contain the query {query!r}.")
         if not NUMBER.fullmatch(grade):

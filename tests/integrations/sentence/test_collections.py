@@ -40,12 +40,22 @@ def test_judgements_without_a_header_lose_none(tmp_path):
     assert retrieval.read(folder).relevant == {"1": {"b"}, "2": {"a"}}
 
 
+@pytest.mark.parametrize("between", ["\t", " ", "  "])
+def test_judgements_of_trec(tmp_path, between):
+    folder = write(tmp_path / "x", [{"_id": "0", "text": "zero"}, *DOCUMENTS], QUERIES, "")
+    rows = ("1 0 b 3", "1 0 a 0", "2 Q0 a 1", "2 0 0 1")
+    (folder / "qrels" / "test.tsv").write_text("".join(between.join(row.split()) + "\n" for row in rows))
+    assert retrieval.read(folder).relevant == {"1": {"b"}, "2": {"a", "0"}}
+    (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n1\t0\t1\n2\ta\t1\n")
+    assert retrieval.read(folder).relevant == {"1": {"0"}, "2": {"a"}}
+
+
 @pytest.mark.parametrize(
     ("judged", "says"),
     [
         ("9\ta\t1\n", r"test.tsv: line 2: queries.jsonl does not contain the query '9'"),
         ("1\ta\thigh\n", "line 2: expected a number as grade, got 'high'"),
-        ("1 a 1\n", "line 2 has 1 columns, expected 3"),
+        ("1 a 1\n", "line 2 has 1 columns, expected 3 separated by tabs"),
         ("1\tz\t1\n", "no query of test has a relevant document"),
     ],
 )
