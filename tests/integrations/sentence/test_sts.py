@@ -181,7 +181,13 @@ def test_a_damaged_model_is_said(bert, tmp_path):
         encode.load(tmp_path / "words", "mean")
     with pytest.raises(ValueError, match=r"weights cannot be loaded \(SafetensorError"):
         encode.load(tmp_path / "weights", "mean")
-    with pytest.raises(ValueError, match=r"all contains neither modules.json nor config.json"):
+    with pytest.raises(ValueError, match=r"all contains neither modules.json nor config.json\.$"):
+        encode.load(tmp_path / "all")
+    for inner in ("out/checkpoint-10/1_Pooling", "out/model/0_Transformer"):
+        (tmp_path / "all" / inner).mkdir(parents=True)
+        (tmp_path / "all" / inner / "config.json").touch()
+    (tmp_path / "all" / "out" / "model" / "modules.json").touch()
+    with pytest.raises(ValueError, match=r"nor config.json\. Did you mean .*all/out/model\?$"):
         encode.load(tmp_path / "all")
 
 
