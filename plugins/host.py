@@ -259,7 +259,7 @@ class Host:
         views: why there are not more.
         inputs: why the host has no adversarial and no mixed inputs; if empty, objectives that need them are not
             refused beforehand.
-        guided: what to do instead where the encoder shall guide and there are only logits.
+        guided: what to do instead where the encoder shall guide and there are only logits; ``{told}`` are its items.
         options: options of ``counterpoint inject`` that only some hosts have.
         hint: how to choose these options, shown with the host's ``--help``.
         shims: see :class:`Shim`.
@@ -313,7 +313,7 @@ class Host:
         if self.max_views == 1 and getattr(loss_fn, "own_guide", None):
             raise SeamError(
                 f"{typed}: its encoder cannot guide a loss that is replaced at its logits, which do not say what "
-                f"embedded their rows. {self.guided}"
+                f"embedded their rows. {self.guided.format(told=str(typed).partition(';')[2].strip())}"
             )
         if self.max_views is None:
             return loss_fn

@@ -410,7 +410,7 @@ HOST = Host(
     "counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, ...), which takes views",
     inputs="words have no gradient",
     guided="Change one line instead: loss = counterpoint.plugins.sentence_transformers.ContrastiveLoss(model, "
-    '"infonce:t=0.05; guide=self; margin=-0.1")',
+    '"infonce:t=0.05; {told}")',
     options=("scale",),
     hint='t=host is one over the loss\'s own scale; ids=labels needs a column "label" of numbers in the data.',
     sites=SITES,

@@ -279,9 +279,10 @@ def static():
     return st.SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=4)], device="cpu")
 
 
-def test_an_encoder_that_guides_at_logits_has_a_remedy():
-    with pytest.raises(SeamError, match=r'ContrastiveLoss\(model, "infonce:t=0.05; guide=self; margin=-0.1"\)'):
-        HOST.check("infonce:t=host; guide=self; margin=0")
+@pytest.mark.parametrize("told", ["guide=self; margin=0", "guide=ema; margin=0.95,percentage"])
+def test_an_encoder_that_guides_at_logits_has_a_remedy(told):
+    with pytest.raises(SeamError, match=re.escape(f'ContrastiveLoss(model, "infonce:t=0.05; {told}")')):
+        HOST.check(f"infonce:t=host; {told}")
 
 
 def test_a_spec_without_a_temperature_is_warned_about(model, recwarn):
