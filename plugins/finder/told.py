@@ -20,6 +20,8 @@ from .records import Finding
 from .watch import Sink
 
 CLASSES = re.compile(r"(y|label|target|class|category)(e?s|_?ids?)?")
+# of keys that are nobody's positives: a negative's, or of a third column, as in sentence-transformers
+NEGATIVES = re.compile(r"(\b|_)(hard|neg)|\[([2-9]|\d\d+)\]\[", re.IGNORECASE)
 
 
 def tell(sink: Sink, finding: Finding) -> None:
@@ -53,7 +55,7 @@ def tell(sink: Sink, finding: Finding) -> None:
                 about = _about(path, x, lengths) if id(x) not in seen else None
                 if about and PATH.fullmatch(path) and at_path(path, names) is x:
                     seen.add(id(x))
-                    found[path] = about
+                    found |= {} if NEGATIVES.search(path) else {path: about}
         frame, local = frame.f_back, None
 
 
@@ -98,7 +100,7 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     few = kind == "ids" and 5 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
     many = name[:5] == "label" and distinct > 0.9 * len(x)  # a column `label` of sentence-transformers may have ids
     classes = (bool(CLASSES.fullmatch(name)) and not many) or few
-    if distinct < 2 or name.startswith("neg"):
+    if distinct < 2:
         return None
     values = hash(str(x.flatten()[:1000].tolist() if isinstance(x, Tensor) else x))
     return {"kind": kind, "length": len(x), "distinct": distinct, "classes": classes, "_values": values}

@@ -626,6 +626,14 @@ def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypa
     assert not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(other[1], own[1], strict=True))
 
 
+@pytest.mark.parametrize("loss", [*HOST_LOSSES][::3])
+def test_texts_of_hard_negatives_are_not_offered(find, loss, bert):
+    """Two queries with the same one are still each other's negatives."""
+    found = find(script_of(bert, loss, 3))
+    paths = [f"sentence_features[{column}]['input_ids']" for column in (0, 1)]
+    assert [told["path"] for told in found.data["told"]] == paths
+
+
 def test_a_cached_loss_takes_ids_of_the_whole_batch(bert, tmp_path, monkeypatch, capsys):
     """Hard negatives have none, so that there are more keys than ids."""
     found = []

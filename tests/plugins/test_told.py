@@ -136,6 +136,15 @@ def loss(z, y):
         + LOOP.format(values="y, neg_ids = drawn(), drawn()", call="views(), y"),
         {"y"},
     ),
+    "tokens of three columns, the last of hard negatives": (
+        "",
+        CROSS_ENTROPY
+        + LOOP.format(
+            values="x = [{'tokens': drawn().view(-1, 1) + torch.arange(2)} for _ in 'qdn']; last = x[2]",
+            call="views()[0], torch.cat(views())",
+        ),
+        {"x[0]['tokens']", "x[1]['tokens']"},
+    ),
     "two losses, of which one has its own": (
         "",
         CROSS_ENTROPY
