@@ -39,6 +39,7 @@ from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
+from counterpoint.checks import traced
 from counterpoint.names import check_known, closest
 from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
@@ -91,7 +92,7 @@ class ContrastiveLoss(nn.Module):
         false_negatives: rules for the negatives that are not used, such as ``cp.margin(0.1)`` or ``"margin(0.1)"``; see
             :func:`counterpoint.margin`. By the model's own similarities, or those of ``guide``. Anchors that they leave
             without negatives count as zero, as in GISTEmbed; by a rule in the objective's text, they keep the least
-            similar one.
+            similar one. A first step of nothing else is an error.
         guide: a ``SentenceTransformer`` that judges, as in GISTEmbed.
         directions: which columns are compared, see :mod:`counterpoint.batch.joint`; the host's words, and
             ``doc_to_positive``.
@@ -184,6 +185,7 @@ class ContrastiveLoss(nn.Module):
         self.hardness_strength: float = float(hardness_strength)
         self.model = model
         self.rules: tuple[Rule, ...] = as_rules(false_negatives)
+        self._unread = bool(self.rules) and not isinstance(self.objective, Treatment)  # which counts for itself
         # not a submodule: it is neither trained nor saved
         self._guide = [] if guide is None else [Guide(guide, model)]
         self.duplicates = duplicates
@@ -262,7 +264,14 @@ class ContrastiveLoss(nn.Module):
             options["directions"] = self.directions
             if self.hardness_mode is not None and self.hardness_strength:
                 options["hardness"] = (self.hardness_mode, self.hardness_strength)
-        return loss_of(self.objective, *views, pairing=self.pairing or ONE_WAY, **options)
+        options["pairing"] = self.pairing or ONE_WAY
+        loss = loss_of(self.objective, *views, **options)
+        if self._unread and not traced():  # reading the loss of every step would synchronize
+            self._unread = False
+            if float(loss.detach()) == 0.0:
+                with torch.no_grad():  # raises if no anchor has a negative
+                    loss_of(Treatment(self.objective, false_negatives=self.rules), *views, **options)
+        return loss
 
     def _split(self, columns: list[T]) -> tuple[list[T], list[T]]:
         """Return the columns that are views, and those of hard negatives."""

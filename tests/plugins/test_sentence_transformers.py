@@ -240,6 +240,24 @@ def test_which_negatives_count(model):
         torch.testing.assert_close(loss, expected)
 
 
+@pytest.mark.parametrize("kind", [ContrastiveLoss, CachedContrastiveLoss])
+@pytest.mark.parametrize("columns", [2, 3])
+def test_rules_that_leave_no_anchor_a_negative_are_an_error(model, kind, columns):
+    """In the words of a treatment's text; a later batch of nothing else, such as a small last one, counts as zero."""
+    data, says = texts(columns), r"every anchor of this step is left without negatives\. A lower margin="
+    for options in ({"false_negatives": cp.margin(1.95)}, {"false_negatives": "margin(1.95)", "guide": model}):
+        with pytest.raises(ValueError, match=rf"^infonce:t=0\.05.*; margin=1\.95: {says}"):
+            kind(model, "infonce:t=0.05", **options)(features(model, data), None)
+    with pytest.raises(ValueError, match=says):
+        kind(model, "infonce:t=0.05; margin=1.95")(features(model, data), None)
+    embedded = [model.eval()(x)["sentence_embedding"].detach() for x in features(model, data)]
+    a, keys = nn.functional.normalize(embedded[0], dim=1), nn.functional.normalize(torch.cat(embedded[1:]), dim=1)
+    least = (a @ keys.T).masked_fill(torch.eye(len(a), len(keys)).bool(), 2).amin(1)
+    loss_fn = kind(model, "infonce:t=0.05", false_negatives=cp.threshold(float(least.sort().values[:2].mean())))
+    assert loss_fn(features(model, data), None) > 0  # one anchor has a negative
+    assert loss_fn(features(model, [data[0][:1] * 2] * columns), None) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
