@@ -74,6 +74,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
         watch, sinks, root: of the step.
         begin: returns the beginning of a finding, of a sink and its products.
     """
+    scalars = [*map(float, watch.scalars)]
     units: dict[int, _Unit] = {}
     done: set[int] = set()
     rest: list[tuple[Sink, list[Product]]] = []
@@ -95,7 +96,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             assert gradient is not None
         if finding["scores"] or not finding["doubts"]:
             unit = _Unit.of_logits(sink, products[0], gradient, raw)
-            form = _recognise([unit]) if sink.kind in SUMS and "exp_(" not in sink.place.call else None
+            form = _recognise([unit], scalars) if sink.kind in SUMS and "exp_(" not in sink.place.call else None
             found = explaining(sink.x.detach().double(), gradient.double(), sink.alike, sink.tolerance)
             name, (targets, error) = next(iter(found.items()), ("", (torch.zeros(()), 0.0)))
             are_soft = bool(((targets != 0) & (targets != 1)).any())
@@ -123,7 +124,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
     for group in [*_groups(todo), *([u] for u in todo)]:
         if not all(unit in todo for unit in group):
             continue
-        group, form = _completed(group, alone)
+        group, form = _completed(group, alone, scalars)
         if form is None and len(group) > 1:
             continue
         todo = [unit for unit in todo if unit not in group]
@@ -148,16 +149,18 @@ def _of_targets(sink: Sink, targets: Tensor, error: float) -> Form:
     return Form("infonce", "rows", positives, torch.ones_like(positives), value, error, [])
 
 
-def _completed(group: list[_Unit], alone: Sequence[tuple[Product, Tensor]]) -> tuple[list[_Unit], Form | None]:
+def _completed(
+    group: list[_Unit], alone: Sequence[tuple[Product, Tensor]], scalars: Sequence[float]
+) -> tuple[list[_Unit], Form | None]:
     """Return a group and its form, with the similarities ``alone`` of the same anchors if it has a form with these."""
     first = group[0]
     for product, g in alone:
         cosine = product.cosine or first.product.cosine
         if any(len(x) == len(first.s) and _same(x, first.product.a, cosine) for x in (product.a, product.b)):
             whole = [*group, _Unit.of_product(product, g, first.scale, first.sink)]
-            if (form := _recognise(whole)) is not None:
+            if (form := _recognise(whole, scalars)) is not None:
                 return whole, form
-    return group, _recognise(group)
+    return group, _recognise(group, scalars)
 
 
 def _groups(units: list[_Unit]) -> Iterator[list[_Unit]]:
@@ -186,7 +189,7 @@ def _same(a: Tensor, b: Tensor, cosine: bool = False) -> bool:
     return a.numel() == b.numel() and torch.allclose(a.flatten().double(), b.flatten().double(), rtol=1e-4, atol=1e-6)
 
 
-def _recognise(group: list[_Unit]) -> Form | None:
+def _recognise(group: list[_Unit], scalars: Sequence[float]) -> Form | None:
     if max(u.scale for u in group) - min(u.scale for u in group) > 1e-3 * abs(group[0].scale):
         return None
     matrices, singles = [u for u in group if not u.single], [u for u in group if u.single]
@@ -202,7 +205,7 @@ def _recognise(group: list[_Unit]) -> Form | None:
     for each in (joined, [*apart, *((u.s, u.g) for u in matrices)])[: 1 + (len(singles) < len(apart))]:
         if len({len(s) for s, _ in each}) == 1:
             s, g = (torch.cat(columns_, 1) for columns_ in zip(*each, strict=True))
-            if form := recognise(s, g, group[0].scale, group[0].sink.tolerance):
+            if form := recognise(s, g, group[0].scale, group[0].sink.tolerance, scalars):
                 return form
     if len(matrices) == len(apart) == 1 and len(matrices[0].s) % len(apart[0][0]) == 0:
         (pos, _), (s, g) = apart[0], (matrices[0].s, matrices[0].g)
@@ -222,9 +225,6 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     rivals: list[str] = []
     every = [product for product in sink.walk.products if not watch.is_head(product)]
     raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
-    if form is not None and form.weighted:  # which the sum of their losses proves, as no equal weights do
-        scalars, several = [*map(float, watch.scalars)], (form, *form.rivals)
-        form = next((each for each in several if nearest(each.value, scalars, 1) < 0.1 * sink.tolerance), None)
     if form is not None:
         entries = "one key of each row" if bool((form.positives.sum(1) == 1).all()) else "the entries of a mask"
         finding |= {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +70,7 @@ class Form:
     weighted: bool = False
 
 
-def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Form | None:
+def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float, values: Sequence[float] = ()) -> Form | None:
     """Return the form of the loss with this gradient with respect to similarities ``s``, or None.
 
     Args:
@@ -79,6 +78,7 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
         gradient: of the loss, same shape.
         scale: what similarities are multiplied by.
         tolerance: largest relative difference of gradients, by the precision of the script.
+        values: numbers that the script has computed; one of them, the sum of their losses, proves anchors' weights.
     """
     x, g = s * scale, gradient * (1 / scale)
     form = _one_way(x, g, "rows", tolerance) or _one_way(x.T, g.T, "columns", tolerance)
@@ -87,13 +87,15 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float) -> Fo
         at = several if torch.equal(several, several.T) and int(several.sum()) > len(x) else at
         names = SINGLE if int(at.sum()) == len(x) else SEVERAL
         used = (g != 0) | (x < x.amax(1, keepdim=True) - UNDERFLOW)
-        x = x.masked_fill(~used, -torch.inf)
+        y = x.masked_fill(~used, -torch.inf)
         ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in names}
-        return _choose(ways, x, g, ("both", at, used), tolerance)
+        form = _choose(ways, y, g, ("both", at, used), tolerance)
+    if form is None and values:
+        form = _one_way(x, g, "rows", tolerance, values) or _one_way(x.T, g.T, "columns", tolerance, values)
     return form
 
 
-def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | None:
+def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float, values: Sequence[float] = ()) -> Form | None:
     largest, used = gradient.abs().amax(1), gradient != 0
     rows = largest > 1e-6 * largest.max()  # a positive of probability one has no gradient
     if not rows.any() or x.shape[1] < 2:
@@ -117,7 +119,7 @@ def _one_way(x: Tensor, gradient: Tensor, way: str, tolerance: float) -> Form | 
     names = OURS if bool((pos.sum(1) > 1).any()) else SINGLE
     losses = {name: lambda y, of=OURS[name], **how: of.from_logits(y, pos, **how) for name in names}
     used |= (x > MASKED) & (x < x.amax(1, keepdim=True) - UNDERFLOW)  # as far as is known
-    return _choose(losses, y, gradient[rows], (way, positives, used), tolerance)
+    return _choose(losses, y, gradient[rows], (way, positives, used), tolerance, values)
 
 
 def exact_sums(x: Tensor, gradient: Tensor, positives: Tensor, dtype: torch.dtype) -> Tensor:
@@ -162,8 +164,8 @@ def of_scores(
     if not bool(rows.any()):
         return None
 
-    def loss(x: Tensor, of: Objective, **how: Any) -> Tensor:
-        return of.from_scores(x[0, :n].repeat(len(used) // n)[rows], x[0, n:].view_as(used)[rows], used[rows], **how)
+    def loss(x: Tensor, of: Objective) -> Tensor:
+        return of.from_scores(x[0, :n].repeat(len(used) // n)[rows], x[0, n:].view_as(used)[rows], used[rows])
 
     losses = {name: functools.partial(loss, of=at_scale(name, scale)) for name in specs}
     x, gradient = (torch.cat([p.view(1, -1), s.view(1, -1)], 1) for p, s in zip(positives, others, strict=True))
@@ -207,10 +209,18 @@ def weights_of(gradient: Tensor, expected: Tensor, tolerance: float) -> Tensor |
 
 
 def _choose(
-    losses: Mapping[str, Callable[..., Tensor]], x: Tensor, gradient: Tensor, how: _How, tolerance: float
+    losses: Mapping[str, Callable[..., Tensor]],
+    x: Tensor,
+    gradient: Tensor,
+    how: _How,
+    tolerance: float,
+    values: Sequence[float] = (),
 ) -> Form | None:
-    """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries."""
-    fitting, weighted = list[Form](), list[Form]()
+    """Return the form whose loss of ``x`` has this gradient, with its way, positives and used entries.
+
+    With ``values``, also a form whose anchors have weights, if the sum of their losses is one of these.
+    """
+    fitting = []
     for name, loss in losses.items():
         try:
             value, expected = differentiate(loss, x)
@@ -219,10 +229,11 @@ def _choose(
         error, by_row = (max(digits(value), FEWEST) * each for each in fit(gradient, expected))
         if error <= tolerance or (by_row <= tolerance and error <= UNEVEN):
             fitting.append(Form(name, *how, value, error, []))
-        elif how[0] != "both" and (weights := weights_of(gradient, expected, tolerance)) is not None:
+        elif values and (weights := weights_of(gradient, expected, tolerance)) is not None:
             value = float((weights.squeeze(1) * loss(x, reduction="none")).mean())
-            weighted.append(Form(name, *how, value, by_row, [], True))
-    if not (fitting := fitting or weighted):
+            if min(abs(value - each) for each in values) < 0.1 * tolerance * abs(value):
+                fitting.append(Form(name, *how, value, by_row, [], True))
+    if not fitting:
         return None
     best = min(fitting, key=lambda form: form.error)
     alike = [form for form in fitting if form.name in SEVERAL and form.error <= max(best.error, EQUAL * tolerance)]

@@ -217,7 +217,7 @@ train(ContrastiveLoss("nce_softmax", 0.1, types.SimpleNamespace(device="cpu")))
         for title, weight, call, losses in (
             ("", "1.0", "local, a", [("sampled_softmax.py", IN, 20, "column 0")]),
             (", in batch", "1.0", "batch, a", [("sampled_softmax.py", IN, 20, "column 0")]),
-            (", weights", "0.5", "local, a", []),
+            (", weights", "0.5", "local, a", [("sampled_softmax.py", IN, 20, "column 0")]),
             (", padding", "0.0", "local, a", [("sampled_softmax.py", IN, 20, "mask")]),
         )
     },
