@@ -33,6 +33,7 @@ from .sites import Site
 
 FRAMEWORKS = ("jax", "flax", "tensorflow", "keras", "mlx")
 STEPS = 3  # contrastive steps to watch
+LARGE = 2**21  # logits of a step that takes long to judge
 
 
 class _Steps:
@@ -50,6 +51,9 @@ class _Steps:
     def step(self, watch: Watch, root: Tensor) -> None:
         if self.ended:  # a bare except has caught the end
             raise EnoughError
+        if (largest := max((sink.x.numel() for sink in watch.sinks), default=0)) > LARGE and not self.losses:
+            text = f"counterpoint: to judge a step with {largest:,} logits may take minutes; --steps 1 watches one"
+            print_lines(text, file=sys.stderr)
         try:
             found = judge(watch, root)
         except Exception as error:  # the script must not fail where only the finder does
@@ -62,6 +66,7 @@ class _Steps:
             if "scale" in finding:
                 entry["scales"].append(finding["scale"])
             entry["doubts"] += finding["doubts"]
+            entry["weighted"] = entry.get("weighted", False) or finding.get("weighted", False)
             offsets = [float(each.get("offset") or 0.0) for each in (finding, entry)]
             if abs(offsets[0] - offsets[1]) > 1e-4 and not entry.get("bias_variable"):
                 entry |= {"offset": None, "shifted": True}  # by a number that follows the batch

@@ -198,7 +198,7 @@ def _patch_pygcl(seam: Seam, class_: Any) -> None:
 HOST = Host(
     name="pyg",
     title="GRACE (CRIPAC-DIG/GRACE), GCA and forks of them, and scripts that train with PyGCL's InfoNCE",
-    seam="loss() of the model that has semi_loss() (GRACE); InfoNCE and InfoNCESP of GCL.losses (PyGCL)",
+    seam="loss() of a model with projection() and semi_loss(), GRACE's; InfoNCE and InfoNCESP of GCL.losses (PyGCL)",
     tensors="projected embeddings of nodes (N, d), not normalized, divided by tau, 2N anchors (GRACE); anchors, "
     "samples and two masks (PyGCL); the positive is in the denominator",
     spec="infonce:t=0.4",

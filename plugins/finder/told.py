@@ -97,7 +97,9 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
     name = re.findall(r"\w+", path)[-1].lower()
-    few = kind == "ids" and 5 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item", name)
+    few = (
+        kind == "ids" and 5 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item|^batch$", name)
+    )
     many = name[:5] == "label" and distinct > 0.9 * len(x)  # a column `label` of sentence-transformers may have ids
     classes = (bool(CLASSES.fullmatch(name)) and not many) or few
     if distinct < 2:

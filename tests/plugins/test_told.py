@@ -238,7 +238,8 @@ def test_names_of_what_starts_the_script_are_not_its_own(find):
 
 
 @pytest.mark.parametrize(
-    ("path", "distinct", "classes"), [("batch[1]", 10, True), ("batch[1]", 16, False), ("batch['doc_id']", 10, False)]
+    ("path", "distinct", "classes"),
+    [("batch[1]", 10, True), ("batch[1]", 16, False), ("batch['doc_id']", 10, False), ("g.batch", 10, False)],
 )
 def test_few_numbers_of_a_batch_may_be_its_classes(path, distinct, classes):
     """CIFAR-10's labels come without a name; a loss that is told of them is supervised."""

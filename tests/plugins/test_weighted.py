@@ -150,6 +150,19 @@ def test_half_precision(found, launch):
     assert trained == pytest.approx(alone, rel=0.02)
 
 
+@pytest.mark.parametrize(("most", "said"), [(100, True), (1000, False)])
+def test_a_step_that_takes_long_is_told(found, monkeypatch, most, said):
+    monkeypatch.setattr("counterpoint.plugins.auto.LARGE", most)
+    text = "counterpoint: to judge a step with 144 logits may take minutes; --steps 1 watches one\n"
+    assert (found(FORMS["log_softmax"]).err.count(text) == 1) == said
+
+
+def test_weights_that_are_equal_at_first(found):
+    loss = FORMS["log_softmax"].replace("return", "w = w if z1.sum() < net.seen else 0 * w + 1; net.seen += 9; return")
+    (command,) = found(loss, {"\n\ndef loss_of": "\nnet.seen = -9.0\n\n\ndef loss_of"}).data["commands"]
+    assert "--weighted" in command
+
+
 @pytest.mark.parametrize("form", SLOPES)
 def test_functions_of_the_loss_are_not_weights(found, launch, form):
     result = found(SLOPES[form])

@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn")
 pytest.importorskip("torch_geometric")
@@ -132,3 +133,8 @@ def test_wrong_input_is_named(change, says):
     given = {"z": np.ones((20, 3)), "y": np.arange(20) % 2, **change}
     with pytest.raises(ValueError, match=re.escape(says)):
         evaluate(**given)
+
+
+def test_an_encoder_is_no_embeddings():
+    with pytest.raises(TypeError, match=r"evaluate: expected embeddings, got Linear: graph\.embed\(encoder, data\)"):
+        evaluate(torch.nn.Linear(3, 3), np.arange(20) % 2)
