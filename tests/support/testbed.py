@@ -27,6 +27,7 @@ from typing import Any
 
 import bed_broad
 import bed_distant
+import bed_faraway
 import bed_fields
 import bed_graphs
 import bed_images
@@ -46,7 +47,7 @@ from counterpoint.names import nearest
 from counterpoint.plugins import inject, registry
 
 PAGES = (bed_images, bed_texts, bed_graphs, bed_signals, bed_wild, bed_last, bed_unseen, bed_fields)
-PAGES += (bed_trainers, bed_pairs, bed_strangers, bed_news, bed_senses, bed_broad, bed_distant)
+PAGES += (bed_trainers, bed_pairs, bed_strangers, bed_news, bed_senses, bed_broad, bed_distant, bed_faraway)
 MEMBERS = {name: member for page in PAGES for name, member in page.MEMBERS.items()}
 
 
