@@ -90,6 +90,136 @@ train(lambda a, b: %s, modules=[nodes, parts, several])
 MISSED = [("dim_losses.py", UNKNOWN, 0.0, "")]
 DIVERGENCE, SUPERVISED = [("gan_losses.py", "binary", 0.0, "")] * 2, [("infomax.py", "binary", 0.0, "")] * 2
 
+TNC = """
+absent("matplotlib", "matplotlib.pyplot", "seaborn", "statsmodels", "statsmodels.tsa", "statsmodels.tsa.stattools")
+package("tnc", "tnc"), absent("tnc.utils", "tnc.evaluations")
+from tnc.models import RnnEncoder
+torch.manual_seed(0)
+encoder, series = RnnEncoder(24, 3, 16), torch.randn(120, 3, 200)
+
+
+def optimizer(*others):
+    return torch.optim.Adam([p for module in (encoder, *others) for p in module.parameters()], lr=0.001)
+
+
+"""
+NEIGHBORS = """
+tnc = load("tnc/tnc.py", "tnc_loss")
+critic = tnc.Discriminator(16, "cpu")
+batches = [(torch.randn(12, 3, 20), *torch.randn(2, 12, 4, 3, 20), 0) for _ in range(6)]
+tnc.epoch_run(batches, critic, encoder, "cpu", w=0.05, optimizer=optimizer(critic))
+"""
+PREDICTIVE = """
+cpc, critic, context = load("baselines/cpc.py", "tnc_cpc"), nn.Linear(16, 16), nn.GRU(16, 16, batch_first=True)
+cpc.epoch_run(series[:8].numpy(), critic, context, encoder, "cpu", 10, optimizer=optimizer(critic, context))
+"""
+TRIPLET = """
+triplet = load("baselines/triplet_loss.py", "tnc_triplet")
+triplet.epoch_run(series.numpy(), encoder, "cpu", 40, optimizer=optimizer())
+"""
+
+TORTOISE = """
+class Layers(nn.Module):
+    def __init__(self, *_, dim=16, **__):
+        super().__init__()
+        self.net = nn.Linear(dim, dim)
+
+    def forward(self, x, mask=None):
+        return x + self.net(x)
+
+
+def same(*_, **__):
+    return nn.Identity()
+
+
+package("tortoise", "tortoise"), package("tortoise.models", "tortoise/models")
+stub("tortoise.models.arch_util", CheckpointedXTransformerEncoder=Layers, AttentionBlock=same)
+stub("tortoise.models.transformer", Transformer=Layers)
+stub("tortoise.models.xtransformers", ContinuousTransformerWrapper=Layers, Encoder=dict)
+torch.manual_seed(0)
+"""
+VOICES = """
+from tortoise.models.cvvp import CVVP
+model = CVVP(model_dim=16, transformer_heads=1, conditioning_enc_depth=1, mel_channels=10, speech_enc_depth=1)
+loop(lambda: model(torch.randn(12, 10, 20), torch.randn(12, 10, 19), return_loss=True), model.parameters())
+"""
+SPEECH = """
+from tortoise.models.clvp import CLVP
+model = CLVP(dim_text=16, dim_speech=16, dim_latent=16, num_text_tokens=30, text_seq_len=12, num_speech_tokens=40,
+             speech_seq_len=25, text_mask_percentage=0.2, voice_mask_percentage=0.2)
+loop(lambda: model(torch.randint(30, (12, 12)), torch.randint(40, (12, 25)), return_loss=True), model.parameters())
+"""
+
+FIELDS = """
+class Grid(nn.Module):
+    def __init__(self, num_levels, level_dim, **_):
+        super().__init__()
+        self.net = nn.Linear(3, num_levels * level_dim)
+
+    def forward(self, x, bound):
+        return self.net(x)
+
+
+stub("gridencoder", GridEncoder=Grid), absent("wandb", "dataloaders")
+fields = load("train.py", "clip_fields")
+torch.manual_seed(0)
+model = fields.GridCLIPModel(mlp_width=24, device="cpu", image_rep_size=16, text_rep_size=16)
+"""
+ROOMS = """
+classifier = types.SimpleNamespace(total_label_classes=5, calculate_classifications=lambda **latents: torch.softmax(
+    latents["model_text_features"][:, :5], -1))
+
+
+def batch():
+    return dict(xyz=torch.randn(12, 3), clip_vector=torch.randn(12, 16), clip_image_vector=torch.randn(12, 16),
+                distance=torch.rand(12), semantic_weight=torch.rand(12), img_idx=torch.randint(6, (12,)),
+                label=torch.randint(7, (12,)))
+
+
+optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
+fields.train([batch() for _ in range(6)], model, optimizer, 0, classifier, device="cpu", disable_tqdm=True)
+"""
+POINTS = "loop(lambda: model.compute_loss(model(torch.randn(12, 3))[0], torch.randn(12, 16)), model.parameters())"
+
+CLAMP = """
+import numpy as np
+import tqdm
+absent("mlflow", "mlflow.entities", "mlflow.tracking", "wandb", "loguru", "clamp.dataset", "mhnreact")
+stub("mhnreact.utils", top_k_accuracy=lambda *_, **__: (0, 0))
+import clamp.utils
+torch.manual_seed(0)
+
+
+class Done(Exception):  # the first epoch, before metrics that need a data set
+    pass
+
+
+def done(**_):
+    raise Done
+
+
+clamp.utils.metrics = types.SimpleNamespace(swipe_threshold_sparse=done)
+
+
+class Assays:
+    compound_features_size, assay_features_size, num_compounds, num_assays = 10, 10, 72, 72
+    activity = types.SimpleNamespace(data=np.ones(72), row=np.arange(72), col=np.arange(72))
+
+    def __getitem__(self, rows):
+        return np.array(rows), *torch.randn(3, len(rows), 10), (torch.rand(len(rows)) < 0.5).float()
+
+
+settings = dict(model="MLPLayerNorm", compound_layer_sizes=[24], assay_layer_sizes=[24], embedding_size=16, lr_ini=0.001,
+                epoch_max=1, batch_size=12, dropout_input=0.1, dropout_hidden=0.1, l2=0.0005, patience=3,
+                optimizer="AdamW", loss_fun=%r, beta=1)
+rows = np.arange(72)
+try:
+    clamp.utils.train_and_test(Assays(), rows, rows, rows, settings, types.SimpleNamespace(
+        experiment_id="0", run_id="0"), verbose=False)
+except Done:
+    pass
+"""
+
 MEMBERS = {
     **{
         f"COIL{title}": Member("COIL", LOOP + COIL % how, [("modeling.py", IN, 1.0, "")], ANY)
@@ -134,6 +264,32 @@ MEMBERS = {
                 [("dim_losses.py", UNKNOWN, 0.0, "")],
                 "",
             ),
+        )
+    },
+    **{
+        f"TNC {title}": Member("TNC_representation_learning", TNC + how, [(file, form, scale, "")], command)
+        for title, how, file, form, scale, command in (
+            ("neighbors", NEIGHBORS, "tnc.py", UNKNOWN, 0.0, ""),
+            ("CPC", PREDICTIVE, "cpc.py", IN, 1.0, ANY),
+            ("triplet", TRIPLET, "triplet_loss.py", "binary", 0.0, ""),
+        )
+    },
+    **{
+        f"tortoise {title}": Member("tortoise-tts", LOOP + TORTOISE + how, [(file, IN, 2.718, "diagonal")] * 2, ANY)
+        for title, how, file in (("CLVP", SPEECH, "clvp.py"), ("CVVP", VOICES, "cvvp.py"))
+    },
+    **{
+        f"clip-fields{title}": Member(
+            "clip-fields", LOOP + FIELDS + how, [("grid_hash_model.py", IN, 14.286, "diagonal")] * 2, ANY
+        )
+        for title, how in (("", ROOMS), (", plain", POINTS))
+    },
+    **{
+        f"clamp {kind}": Member("clamp", CLAMP % kind, [("utils.py", form, scale, "")] * n, command)
+        for kind, form, scale, n, command in (
+            ("Con", IN, 1.0, 2, ANY),
+            ("CE", IN, 0.2887, 1, ANY),
+            ("BCE", UNKNOWN, 0.0, 1, ""),
         )
     },
 }
