@@ -209,15 +209,128 @@ class Assays:
         return np.array(rows), *torch.randn(3, len(rows), 10), (torch.rand(len(rows)) < 0.5).float()
 
 
-settings = dict(model="MLPLayerNorm", compound_layer_sizes=[24], assay_layer_sizes=[24], embedding_size=16, lr_ini=0.001,
+settings = dict(model="MLPLayerNorm", compound_layer_sizes=[24], assay_layer_sizes=[24], embedding_size=16,
                 epoch_max=1, batch_size=12, dropout_input=0.1, dropout_hidden=0.1, l2=0.0005, patience=3,
-                optimizer="AdamW", loss_fun=%r, beta=1)
+                lr_ini=0.001, optimizer="AdamW", loss_fun=%r, beta=1)
 rows = np.arange(72)
 try:
     clamp.utils.train_and_test(Assays(), rows, rows, rows, settings, types.SimpleNamespace(
         experiment_id="0", run_id="0"), verbose=False)
 except Done:
     pass
+"""
+
+CONTRACLM = """
+import pytorch_lightning
+import transformers.optimization
+import transformers.trainer_pt_utils
+from transformers import AutoModelForCausalLM, GPT2LMHeadModel
+absent("GPUtil", "deepspeed", "deepspeed.ops", "deepspeed.ops.adam")
+import contrastive_losses
+import pl_model
+torch.manual_seed(0)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.net, self.head = nn.Embedding(30, 16), nn.Linear(16, 16), nn.Linear(16, 30)
+
+    def forward(self, input_ids, output_hidden_states):
+        states = self.net(F.dropout(self.words(input_ids), 0.1))
+        return types.SimpleNamespace(logits=self.head(states), hidden_states=[states])
+
+
+class Own(pl_model.LitContraCLM):
+    def __init__(self):
+        super(pl_model.LitContraCLM, self).__init__()
+        self.model, self.mle_loss, self.vocab_size, self.pad_token_id = Words(), nn.CrossEntropyLoss(), 30, 29
+        self.loss, self.world_size, self.functional_dropout = %r, 1, False
+        self.loss_func_tok = contrastive_losses.ContraCLMTokLoss(29)
+        self.loss_func_seq = contrastive_losses.ContraCLMSeqLoss(29)
+
+    def log(self, *_, **__):
+        pass
+
+
+model = Own()
+loop(lambda: model.training_step({"input_ids": torch.randint(30, (6, 10))}, 0), model.parameters())
+"""
+
+SEASONS = """
+stub("pl_bolts"), stub("pl_bolts.metrics", precision_at_k=lambda *_, **__: [0.0])
+seasons = load("models/moco2_module.py", "seco")
+torch.manual_seed(0)
+
+
+class Own(seasons.MocoV2):
+    use_ddp = use_ddp2 = False
+
+    def log_dict(self, *_, **__):
+        pass
+
+
+spaces = %d
+model = Own("resnet18", 16, 48, spaces, encoder_momentum=0.99, softmax_temperature=0.07)
+pictures = lambda: torch.randn(12, 3, 32, 32)
+loop(lambda: model.training_step((pictures(), [pictures() for _ in range(spaces)]), 0),
+     [p for p in model.parameters() if p.requires_grad])
+"""
+
+CHEXZERO = """
+absent("h5py", "clip", "simple_tokenizer", "zero_shot", "matplotlib", "matplotlib.pyplot")
+chest = load("run_train.py", "chexzero")
+torch.manual_seed(0)
+model = chest.CLIP(embed_dim=16, image_resolution=32, vision_layers=1, vision_width=64, vision_patch_size=16,
+                   context_length=12, vocab_size=30, transformer_width=64, transformer_heads=1, transformer_layers=1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0001, momentum=0.9)
+for _ in range(6):
+    pictures, reports = torch.randn(12, 3, 32, 32), torch.randint(30, (12, 12))
+    chest.train_batch(pictures, reports, model, "cpu", nn.CrossEntropyLoss(), optimizer)
+"""
+
+POINTCONTRAST = """
+import numpy as np
+import torch.utils.data.sampler
+package("lib", "pretrain/pointcontrast/lib"), absent("tensorboardX", "model", "lib.multiprocessing")
+
+
+class Sparse:
+    def __init__(self, F, coords):
+        self.F = F
+
+    def to(self, device):
+        return self
+
+
+stub("MinkowskiEngine", SparseTensor=Sparse)
+points = load("pretrain/pointcontrast/lib/ddp_trainer.py", "lib.ddp_trainer")
+torch.manual_seed(0)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(10, 16)
+
+    def forward(self, x):
+        return types.SimpleNamespace(F=norm(self.net(x.F)))
+
+
+class Batches:
+    def next(self):
+        pairs = torch.stack([torch.arange(40) // 2, torch.randperm(40)], 1)
+        clouds = {f"sinput{i}_F": torch.randn(40, 10) for i in (0, 1)} | {"sinput0_C": None, "sinput1_C": None}
+        return clouds | {"pcd0": np.zeros((40, 3)), "pcd1": np.zeros((40, 3)), "correspondences": pairs}
+
+
+trainer = object.__new__(points.%sLossTrainer)
+options = types.SimpleNamespace(num_pos_per_batch=16, num_hn_samples_per_batch=16)
+vars(trainer).update(model=Net(), T=0.07, npos=16, cur_device="cpu", batch_size=1, pos_thresh=0.1, neg_thresh=1.4,
+                     config=types.SimpleNamespace(misc=types.SimpleNamespace(num_gpus=1), trainer=options))
+trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=0.05, momentum=0.8)
+for _ in range(6):
+    trainer._train_iter(Batches(), [points.AverageMeter(), points.Timer(), points.Timer()])
 """
 
 MEMBERS = {
@@ -290,6 +403,28 @@ MEMBERS = {
             ("Con", IN, 1.0, 2, ANY),
             ("CE", IN, 0.2887, 1, ANY),
             ("BCE", UNKNOWN, 0.0, 1, ""),
+        )
+    },
+    **{
+        f"ContraCLM{title}": Member("ContraCLM", LOOP + CONTRACLM % kind, losses, ANY)
+        for title, kind, losses in (
+            (" tokens", "ContraCLMTok", [("contrastive_losses.py", IN, 20.0, "")]),
+            (" sequences", "ContraCLMSeq", [("contrastive_losses.py", IN, 20.0, "")]),
+            ("", "ContraCLM", [("contrastive_losses.py", IN, 20.0, "")] * 2),
+        )
+    },
+    **{
+        f"seasonal-contrast{title}": Member(
+            "seasonal-contrast", LOOP + SEASONS % n, [("moco2_module.py", IN, 14.286, "column 0")], ANY
+        )
+        for title, n in (("", 3), (", one space", 1))
+    },
+    "CheXzero": Member("CheXzero", CHEXZERO, [("run_train.py", IN, 14.286, "diagonal")] * 2, ANY),
+    **{
+        f"PointContrast {title}": Member("PointContrast", POINTCONTRAST % kind, losses, ANY, words=CPU)
+        for title, kind, losses in (
+            ("NCE", "PointNCE", [("criterion.py", IN, 14.286, "diagonal")]),
+            ("hardest", "HardestContrastive", [("ddp_trainer.py", UNKNOWN, 0.0, "")]),
         )
     },
 }
