@@ -333,6 +333,190 @@ for _ in range(6):
     trainer._train_iter(Batches(), [points.AverageMeter(), points.Timer(), points.Timer()])
 """
 
+MFLVC = """
+import loss
+import network
+torch.manual_seed(0)
+model, criterion = network.Network(3, [10, 10, 10], 24, 16, 5, "cpu"), loss.Loss(12, 5, 0.5, 1.0, "cpu")
+
+
+def contrast():
+    views = torch.randn(3, 12, 10)
+    features, clusters, decoded, _ = model(views)
+    terms = [F.mse_loss(decoded[v], views[v]) for v in range(3)]
+    for v in range(3):
+        for w in range(v + 1, 3):
+            terms += [%s]
+    return sum(terms)
+
+
+loop(contrast, model.parameters())
+"""
+VIEWS, CLUSTERS = (
+    "criterion.forward_feature(features[v], features[w])",
+    "criterion.forward_label(clusters[v], clusters[w])",
+)
+
+SPCL = """
+for name in ("spcl", "spcl.models", "spcl.utils"):
+    package(name, name.replace(".", "/"))
+from spcl.models.hm import HybridMemory
+from spcl.trainers import SpCLTrainer_UDA, SpCLTrainer_USL
+torch.cuda.device_count = lambda: 1
+torch.manual_seed(0)
+memory = HybridMemory(16, 40)
+memory.features, memory.labels = norm(torch.randn(40, 16)), torch.cat([torch.arange(6), torch.arange(34) // 3 + 6])
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3 * 8 * 4, 16)
+
+    def forward(self, x):
+        return norm(self.net(x.flatten(1)))
+
+
+class Batches:
+    def __init__(self, size):
+        self.size = size
+
+    def next(self):
+        return torch.randn(12, 3, 8, 4), None, torch.randint(6, (12,)), None, torch.randint(self.size, (12,))
+
+
+encoder = Encoder()
+optimizer = torch.optim.SGD(encoder.parameters(), lr=0.05)
+%s
+"""
+
+BLINK = """
+names = ("modeling_utils", "modeling_bert", "modeling_roberta", "tokenization_bert", "tokenization_roberta")
+absent("pytorch_transformers", *(f"pytorch_transformers.{name}" for name in names))
+for name in ("blink", "blink.common", "elq", "elq.common", "elq.biencoder"):
+    package(name, name.replace(".", "/"))
+absent(*(f"{name}.common.{part}" for name in ("blink", "elq") for part in ("ranker_base", "optimizer")))
+absent("elq.biencoder.utils", "elq.biencoder.allennlp_span_utils")
+torch.manual_seed(0)
+words = lambda *shape: torch.randint(1, 30, shape)
+
+
+class Words(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.words, self.net = nn.Embedding(30, 24), nn.Linear(24, width)
+
+    def forward(self, ids):
+        return self.net(self.words(ids).mean(-2))
+
+
+class Ranker(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.context, self.candidates, self.scores = Words(), Words(), Words(1)
+
+    def forward(self, context, _, __, candidates=None, *___, **options):
+        context = None if context is None else self.%s(context)
+        return context, None if candidates is None else self.candidates(candidates)
+
+
+def build(cls):
+    ranker = object.__new__(cls)
+    nn.Module.__init__(ranker)
+    ranker.model, ranker.device, ranker.NULL_IDX = Ranker(), "cpu", 0
+    return ranker
+
+
+"""
+BIENCODER = """
+ranker = build(load("blink/biencoder/biencoder.py", "blink_biencoder").BiEncoderRanker)
+loop(lambda: ranker(words(12, 7), words(12, 9), %s)[0], ranker.parameters())
+"""
+CROSS = """
+ranker = build(load("blink/crossencoder/crossencoder.py", "blink_crossencoder").CrossEncoderRanker)
+
+
+class Joint(Words):
+    def forward(self, ids, segments, mask):
+        return super().forward(ids)
+
+
+ranker.model = Joint(1)
+loop(lambda: ranker(words(12, 5, 9), torch.randint(5, (12,)), 4)[0], ranker.parameters())
+"""
+MENTIONS = """
+def spans(self, ids):
+    reps = torch.stack([self.context(ids), self.context(ids.flip(1)[:, :4])], 1).flatten(0, 1)
+    bounds = torch.tensor([[0, 2], [3, 4], [5, 6], [1, 1]]).expand(6, 4, 2)
+    scores = self.scores(ids.unsqueeze(1).expand(-1, 4, -1)).squeeze(-1)
+    return dict(mention_dims=torch.tensor([[6, 2]]), mention_reps=reps, mention_masks=torch.ones(12).bool(),
+                all_mention_logits=scores, all_mention_bounds=bounds)
+
+
+Ranker.spans = spans
+ranker = build(load("elq/biencoder/biencoder.py", "elq_biencoder").BiEncoderRanker)
+gold = lambda: dict(gold_mention_bounds=torch.tensor([[0, 2], [5, 6]]).expand(6, 2, 2).clone(),
+                    gold_mention_bounds_mask=torch.ones(6, 2).bool())
+entities = torch.randn(40, 16)
+
+
+def hard():
+    rows = torch.randint(40, (6, 2))
+    return dict(cand_encs=entities[rows], label_input=torch.rand(6, 2) < 0.3, hard_negs_mask=torch.ones(6, 2).bool(),
+                text_encs=ranker.encode_context(words(6, 8))["mention_reps"])
+
+
+loop(lambda: ranker(words(6, 8), words(6, 2, 1, 9), **gold()%s)[0], ranker.parameters())
+"""
+
+VISSL = """
+import logging
+rank = dict(get_rank=lambda: 0, get_cuda_device_index=lambda: -1, gather_from_all=lambda x: x)
+for name in ("classy_vision", "classy_vision.generic"):
+    stub(name)
+stub("classy_vision.generic.distributed_util", all_reduce_mean=lambda x: x, convert_to_distributed_tensor=None,
+     convert_to_normal_tensor=None, is_distributed_training_run=lambda: False, **rank)
+stub("classy_vision.generic.util", is_pos_int=lambda n: n > 0)
+stub("classy_vision.losses", ClassyLoss=nn.Module, register_loss=lambda name: lambda cls: cls)
+for name in ("vissl", "vissl.losses", "vissl.utils", "vissl.config"):
+    package(name, name.replace(".", "/"))
+from vissl.config.attr_dict import AttrDict
+sys.modules["vissl.config"].AttrDict = AttrDict
+stub("vissl.utils.misc", concat_all_gather=lambda x: x)
+buffers = dict(world_size=1, embedding_dim=16)
+bank = dict(norm_embedding=True, temperature=0.07, norm_constant=-1, num_train_samples=60, ignore_index=-1,
+            negative_sampling_params=dict(num_negatives=20, type="random"))
+"""
+SIMCLR = """
+from vissl.losses.simclr_info_nce_loss import SimclrInfoNCELoss
+criterion = SimclrInfoNCELoss(AttrDict(dict(temperature=0.1, buffer_params=dict(effective_batch_size=24, **buffers))))
+train(lambda a, b: criterion(torch.cat([a, b]), None))
+"""
+CROPS = """
+from vissl.losses.multicrop_simclr_info_nce_loss import MultiCropSimclrInfoNCELoss
+criterion = MultiCropSimclrInfoNCELoss(AttrDict(dict(
+    temperature=0.1, num_crops=4, buffer_params=dict(effective_batch_size=6, **buffers))))
+train(lambda a, b: criterion(torch.cat([a, b]), None))
+"""
+MOCO = """
+from vissl.losses.moco_loss import MoCoLoss, MoCoLossConfig
+criterion = MoCoLoss(MoCoLossConfig(embedding_dim=16, queue_size=48, momentum=0.999, temperature=0.2))
+
+
+def contrast(a, b):
+    criterion.key = norm(b).detach()
+    return criterion(a)
+
+
+train(contrast)
+"""
+BANK = """
+from vissl.losses.nce_loss import NCELossWithMemory
+bank["memory_params"] = dict(embedding_dim=16, momentum=0.5, norm_init=True, update_mem_on_forward=%s)
+criterion = NCELossWithMemory(AttrDict(dict(loss_type=%r, loss_weights=%s, update_mem_with_emb_index=%d, **bank)))
+train(lambda a, b: criterion(%s, torch.randperm(60)[:12]))
+"""
+
 MEMBERS = {
     **{
         f"COIL{title}": Member("COIL", LOOP + COIL % how, [("modeling.py", IN, 1.0, "")], ANY)
@@ -425,6 +609,49 @@ MEMBERS = {
         for title, kind, losses in (
             ("NCE", "PointNCE", [("criterion.py", IN, 14.286, "diagonal")]),
             ("hardest", "HardestContrastive", [("ddp_trainer.py", UNKNOWN, 0.0, "")]),
+        )
+    },
+    **{
+        f"MFLVC{title}": Member(
+            "MFLVC", LOOP + MFLVC % terms, [("loss.py", IN, scale, "column 0") for scale in scales], ANY
+        )
+        for title, terms, scales in (
+            (" features", VIEWS, (2.0,)),
+            (" clusters", CLUSTERS, (1.0,)),
+            ("", f"{VIEWS}, {CLUSTERS}", (2.0, 1.0)),
+        )
+    },
+    **{
+        f"SpCL {title}": Member("SpCL", SPCL % how, [("hm.py", UNKNOWN, 0.0, "")], "", words=CPU)
+        for title, how in (
+            ("USL", "SpCLTrainer_USL(encoder, memory).train(0, Batches(40), optimizer, train_iters=6)"),
+            ("UDA", "SpCLTrainer_UDA(encoder, memory, 6).train(0, Batches(9), Batches(34), optimizer, train_iters=6)"),
+        )
+    },
+    **{
+        f"BLINK {title}": Member("BLINK", LOOP + BLINK % context + how, losses, command)
+        for title, context, how, losses, command in (
+            ("biencoder", "context", BIENCODER % "None", [("biencoder.py", IN, 1.0, "diagonal")], ANY),
+            (
+                "biencoder, hard",
+                "context",
+                BIENCODER % "(torch.rand(12) < 0.3).float()",
+                [("biencoder.py", "binary", 0.0, "")],
+                "",
+            ),
+            ("crossencoder", "context", CROSS, [("crossencoder.py", UNKNOWN, 0.0, "")], ""),
+            ("ELQ", "spans", MENTIONS % "", [("biencoder.py", IN, 1.0, "diagonal")], ANY),
+            ("ELQ, hard", "spans", MENTIONS % " | hard()", [("biencoder.py", "binary", 0.0, "")], ""),
+        )
+    },
+    **{
+        f"vissl {title}": Member("vissl", VISSL + how, [(f"{file}_loss.py", form, scale, "")], command)
+        for title, how, file, form, scale, command in (
+            ("SimCLR", SIMCLR, "simclr_info_nce", IN, 10.0, ANY),
+            ("SimCLR, crops", CROPS, "multicrop_simclr_info_nce", IN, 10.0, ANY),
+            ("MoCo", MOCO, "moco", IN, 5.0, ANY),
+            ("PIRL", BANK % (False, "cross_entropy", [0.5, 0.5], 0, "[a, b]"), "nce", IN, 14.286, ANY),
+            ("NPID", BANK % (True, "nce", [1.0], 0, "a"), "nce", UNKNOWN, 0.0, ""),
         )
     },
 }
