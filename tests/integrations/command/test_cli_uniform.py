@@ -108,7 +108,7 @@ MISSPELLED = [
     ("demo --domains imgae", "Did you mean 'image'?"),
     ("doctor --json found.json", "unexpected 'found.json': --json takes no file, it prints to standard output"),
     ("race auto --json race.json -- train.py", "unexpected 'race.json': --json takes no file"),
-    ("train graph --objective hcl:\x1b[31m=1", "\n  hcl:\\x1b[31m=1\n      ^\n"),
+    ("train graph --objective hcl:\x1b[31m=1", "\n  hcl:?[31m=1\n      ^\n"),
     ("train graph \x1b[31m", r"unexpected '\x1b[31m'"),
     ("train graph --\x1b[31m", r"unknown flag --\x1b[31m"),
 ]
