@@ -241,7 +241,9 @@ def conclude(
     data["own"] = " + ".join(dict.fromkeys(owns)) or None
     print_lines(*in_words(data), file=sys.stderr)
     if commands and "TORCHELASTIC_RUN_ID" in os.environ:
-        print_lines("  In all processes: torchrun ... -m counterpoint.plugins.inject, and its words", file=sys.stderr)
+        print_lines(
+            "  In all processes: torchrun ... -m counterpoint.plugins.inject, and the same words", file=sys.stderr
+        )
     if objective and commands and not apply:
         print_lines(f"  {objective} was not trained: start a command above, or add --apply.", file=sys.stderr)
     if apply and commands:

@@ -376,9 +376,10 @@ class Logits(Replaced):
                 worse = ROUNDING[dtype] / 10 * (ignores + (bool(some) and rows is not counted))
                 tried.append((error + worse if error == error else torch.inf, digits(value) * error, weights * ones, y))
         _, error, weights, y = min(tried, key=lambda each: each[0])
-        weighs = self.seam.options.get("weighted") and error > allowed and g.dim() == 2
-        if weighs and (each := weights_of(g, whole[1], allowed)) is not None:
-            weights, error, y = each.squeeze(1) * ones, float((g - each * whole[1]).abs().max() / g.abs().max()), x
+        weighs = self.seam.options.get("weighted") and error > allowed and not self.both
+        if weighs and (each := weights_of(g.flatten(0, -2), whole[1].flatten(0, -2), allowed)) is not None:
+            each = each.view(*ones.shape, 1)
+            weights, error, y = each.squeeze(-1) * ones, float((g - each * whole[1]).abs().max() / g.abs().max()), x
         self.conclude(error, dtype, allowed)
         return weights, y
 

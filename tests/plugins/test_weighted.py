@@ -140,6 +140,17 @@ def test_a_learned_scale_gets_the_gradient_of_the_weighted_loss(found, launch, f
     assert trained == pytest.approx(again, rel=1e-9)
 
 
+def test_a_batch_of_products(found, launch):
+    grouped = {"x = z1 @ z2.T / 0.2": "x = z1.view(2, 6, 4) @ z2.view(2, 6, 4).mT / 0.2; w = w.view(2, 6)"}
+    loss = "return -(F.log_softmax(x, -1).diagonal(0, 1, 2) * w).sum() / w.sum()"
+    (command,) = found(loss, grouped).data["commands"]
+    assert "--weighted" in command
+    words = command[2 : command.index("--objective")]
+    trained = launch([*words, "--objective", "hcl:t=0.4"], loss, grouped)[2]
+    by_hand = "return (cp.HCL(0.4).from_logits(x, scale=5, reduction='none') * w).sum() / w.sum()"
+    assert trained == pytest.approx(launch(["logits", "--site", "elsewhere.py:1"], by_hand, grouped)[2], rel=1e-9)
+
+
 def test_half_precision(found, launch):
     (command,) = found(FORMS["log_softmax"], HALF).data["commands"]
     assert "--weighted" in command
