@@ -341,7 +341,8 @@ def _unlabeled(
             how["keys"] = -2
         positives, how["targets"] = positives_of(text, frame, input.movedim(how["keys"], -1))
         how |= {"deduced": positives is None, "apart": known and name == "logsumexp"}
-        own = "infonce:t=host"
+        of_numbers = positives is not None and positives.dtype == torch.bool and text not in ("gradient",)
+        own = "supcon:t=host" if of_numbers and name == "log_softmax" else "infonce:t=host"
         if name == _BINARY:
             if world_size() > 1:
                 raise SeamError(
@@ -399,7 +400,9 @@ def positives_of(text: str, frame: FrameType, logits: Tensor) -> tuple[Tensor | 
         if labels.dtype == torch.bool:
             return labels, None
         if labels.is_floating_point() and bool((labels >= 0).all()):
-            return columns_of(labels), labels
+            # equal numbers that sum to one are several positives, not soft targets
+            are_equal = bool((labels.sum(-1) - 1).abs().max() < 1e-3) and targets_of(labels, logits) is None
+            return (labels > 0, None) if are_equal else (columns_of(labels), labels)
     if not isinstance(labels, Tensor) or labels.shape[-1:] != (rows,) or labels.is_floating_point():
         got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
         raise SeamError(f"{where}: expected a column for each of {rows} rows, got {got}. {HOW}")
