@@ -442,3 +442,12 @@ def test_autocast_changes_nothing_of_logits(text):
     outside = t.from_logits(logits, **known)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(t.from_logits(logits, **known), outside)
+
+
+def test_values_of_unclear_order_are_refused():
+    """One value per sample of two views, and a diagonal of positives, which both orders of the views fit."""
+    logits, ids = torch.randn(12, 12), torch.arange(6)
+    with pytest.raises(ValueError, match="ids=a: the 6 values fit either order of two views"):
+        cp.treatment("infonce; ids=a").from_logits(logits, ids=ids)
+    halves = torch.arange(12).roll(6)  # of which each is the other view of its row
+    cp.treatment("infonce; ids=a").from_logits(logits.fill_diagonal_(-torch.inf), halves, ids=ids)

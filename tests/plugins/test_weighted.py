@@ -209,3 +209,15 @@ def test_weights_of(dtype):
     assert weights_of(g[:, :2], expected[:, :2], tolerance) is None
     for slope in (loss, 1 / loss, -loss.exp()):
         assert weights_of(slope.detach().unsqueeze(1) * expected, expected, tolerance) is None
+
+
+@pytest.mark.parametrize("spec", ["hcl:t=0.4", "infonce:t=0.2,denominator=negatives"])
+def test_equal_targets_are_several_positives(launch, spec):
+    """None of them is another one's negative, as masks_and_groups.md says."""
+    targets = {"    x = z1": "    y = (doc[:, None] == doc).double(); y = y / y.sum(1, keepdim=True)\n    x = z1"}
+    host = "return -(F.log_softmax(x, 1) * y).sum(1).mean()"
+    words = ["logits", "--site", "toy.py:14", "--positives", "y", "--scale", "5", "--objective", spec]
+    code, said, trained = launch(words, host, targets)
+    assert code == 0, said
+    by_hand = f"return cp.objective('{spec}').from_logits(x, y > 0, scale=5)"
+    assert trained == pytest.approx(launch(["logits", "--site", "elsewhere.py:1"], by_hand, targets)[2], rel=1e-9)
