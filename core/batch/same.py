@@ -106,9 +106,7 @@ def spread(values: Tensor, columns: Tensor, counted: Tensor, keys: int, what: st
         both = [values.repeat(2), values.repeat_interleave(2)]
         fits = [two for two in both if keys != anchors or torch.equal(two[columns][counted], two[counted])]
         if not fits or (keys == anchors and not torch.equal(fits[0], fits[-1])):
-            raise ValueError(
-                f"{what}: the {len(values)} values fit {'either' if fits else 'neither'} order of two views."
-            )
+            raise ValueError(f"{what}: the {len(values)} values fit {'n' * (not fits)}either order of two views.")
         values = fits[0]
     if len(values) == keys:
         return values
