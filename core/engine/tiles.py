@@ -1,4 +1,4 @@
-"""Negatives whose similarities are computed tile by tile, and mostly again for the gradient.
+"""Negatives in tiles: similarities are computed tile by tile, and mostly again for the gradient.
 
 Memory is ``O(anchors x width + tile^2)`` instead of ``O(anchors x keys)``, and a tile stays in the cache while it is
 reduced. Gradients are exact, and cannot be differentiated again.

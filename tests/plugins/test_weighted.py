@@ -1,4 +1,4 @@
-"""Losses whose anchors have weights of their own: proved by their sum, and trained with the same weights."""
+"""Weighted losses, with a weight for each anchor: proved by their sum, and trained with the same weights."""
 
 from __future__ import annotations
 
