@@ -401,7 +401,7 @@ def positives_of(text: str, frame: FrameType, logits: Tensor) -> tuple[Tensor | 
             return labels, None
         if labels.is_floating_point() and bool((labels >= 0).all()):
             # equal numbers that sum to one are several positives, not soft targets
-            are_equal = bool((labels.sum(-1) - 1).abs().max() < 1e-3) and targets_of(labels, logits) is None
+            are_equal = bool((labels.sum(-1) - 1).abs().max() < 1e-2) and targets_of(labels, logits) is None
             return (labels > 0, None) if are_equal else (columns_of(labels), labels)
     if not isinstance(labels, Tensor) or labels.shape[-1:] != (rows,) or labels.is_floating_point():
         got = tuple(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
