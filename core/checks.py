@@ -75,8 +75,9 @@ def require_tensor(value: object, what: str) -> Tensor:
         hint = hint or (f": torch.tensor({given})" if several else f"; for all, HCL(prior={value})" * (what == "prior"))
         hint = ": torch.from_numpy(...)" if type(value).__module__ == "numpy" else hint
         raise TypeError(f"{what}: expected a tensor, got {type(value).__name__}{hint}.")
-    if hasattr(value, "device_mesh"):
-        raise TypeError(f"{what}: expected a plain tensor, got a DTensor: call to_local(), or full_tensor().")
+    if (split := hasattr(value, "device_mesh")) or value.is_nested or value.layout is not torch.strided:
+        fix = "DTensor: call to_local(), or full_tensor()" if split else "sparse or nested one: give dense numbers"
+        raise TypeError(f"{what}: expected a plain tensor, got a {fix}.")
     return value
 
 

@@ -7,14 +7,17 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from statistics import mean, stdev
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from counterpoint.install import install
 from counterpoint.names import check_known
+
+C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,21 @@ def setting(default: Any, help: str = "", **about: Any) -> Any:
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def known_settings(cls: C) -> C:
+    """Let a dataclass name the closest setting for one that it does not have."""
+    made: Any = cls
+    init, known = made.__init__, [f.name for f in fields(cls)]
+
+    @wraps(init)
+    def checked(self: Any, *args: Any, **given: Any) -> None:
+        for name in given:
+            check_known(f"{cls.__name__}: unknown setting", name, known, TypeError)
+        init(self, *args, **given)
+
+    made.__init__ = checked
+    return cls
 
 
 def about(setting_field: Field[object]) -> About:

@@ -14,6 +14,7 @@ import torch
 from documents import ROOT
 
 import counterpoint as cp
+from counterpoint.integrations import image
 from counterpoint.integrations.command.main import main
 from counterpoint.plugins import adnce_image, clip, lightly, moco, pyg, sentence_transformers
 from counterpoint.plugins.logits import ContrastiveLoss
@@ -56,6 +57,8 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "st.ContrastiveLoss(MODEL, pairing='two_way')": "unknown pairing 'two_way'. Did you mean 'one_way'",
     "LOSS.from_logits(A @ B.T, LABELS + 7)": r"labels: expected columns from 0 to 7 or -100, got \[8, 9, ",
     "LOSS.from_logits(A @ B.T, LABELS.float())": "expected 8 columns, got shape .* of torch.float32",
+    "LOSS(A.to_sparse(), B)": "view 1: expected a plain tensor, got a sparse or nested one",
+    "LOSS(A, B, queue=B.to_sparse_csr())": "queue: expected a plain tensor, got a sparse or nested one",
     "LOSS.from_logits(A[0])": r"logits: expected \(..., anchors, keys\), got shape \(16\)",
     "LOSS(A @ B.T)": "at least 2 views, got 1.*from_logits",
     "LOSS(A, B, negatives=torch.randn(7, 16))": r"negatives: expected shape \(8, 16\) or \(8, n, 16\), got \(7, 16\)",
@@ -100,6 +103,7 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "push empty x": "expected owner/name, got 'x'",
 }
 VISION = {  # trains with lightly or Lightning
+    "image.EvaluationSettings(attack=10)": "EvaluationSettings: unknown setting 'attack'. Did you mean 'attacked'",
     "LOSS(*torch.randn(2, 8, 3, 4, 4))": r"expected shape \(batch, width\), got \(8, 3, 4, 4\)",
     "LOSS(torch.cat([A, B]))": "at least 2 views, got 1",
     "LOSS(torch.stack([A, B], 1))": r"for \(batch, views, width\), loss_fn\(\*z\.unbind\(1\)\)",
@@ -281,7 +285,7 @@ DECIDING = {  # tries it on a script of the company, to decide whether to depend
 USERS = {"retrieval": RETRIEVAL, "vision": VISION, "graphs": GRAPHS, "deciding": DECIDING}
 ROWS = [(user, mistake) for user, mistakes in USERS.items() for mistake in mistakes]
 NAMES = {"cp": cp, "torch": torch, "ContrastiveLoss": ContrastiveLoss, "CRITERION": CRITERION}
-NAMES |= {"Own": Own, "adnce_image": adnce_image, "clip": clip, "moco": moco}
+NAMES |= {"Own": Own, "image": image, "adnce_image": adnce_image, "clip": clip, "moco": moco}
 NAMES |= {"lightly": lightly, "pyg": pyg, "st": sentence_transformers, "MODEL": torch.nn.Identity()}
 NAMES |= {"LOSS": LOSS, "A": A, "B": B, "LABELS": LABELS}
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..domain import setting
+from ..domain import known_settings, setting
 
 
+@known_settings
 @dataclass(frozen=True)
 class Settings:
     """How data is measured."""

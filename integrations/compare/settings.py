@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import flags, items
-from ..domain import setting
+from ..domain import known_settings, setting
 from ..search.grids import grid
 from .metrics import Metric
 
@@ -21,6 +21,7 @@ def row(text: str) -> str:
     return text.strip()
 
 
+@known_settings
 @dataclass(frozen=True)
 class Settings:
     """The settings of ``counterpoint compare``: the script, its metric and its rows."""

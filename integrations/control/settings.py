@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ..domain import Domain, check, setting
+from ..domain import Domain, check, known_settings, setting
 
 CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
 SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
@@ -20,6 +20,7 @@ def tasks() -> list[str]:
     return [f"{file.stem}-{task}" for file in files for task in pattern.findall(file.read_text(encoding="utf-8"))]
 
 
+@known_settings
 @dataclass(frozen=True)
 class AgentSettings:
     """The hyper-parameters of an agent; by default those of the CURL paper, with the batch of the official script."""
@@ -58,6 +59,7 @@ class AgentSettings:
         return {**{name: value for name, value in vars(self).items() if name not in agent}, "settings": agent}
 
 
+@known_settings
 @dataclass(frozen=True)
 class Settings(AgentSettings):
     """The settings of a run. Steps are the simulator's."""
@@ -70,6 +72,7 @@ class Settings(AgentSettings):
     device: str = setting("cpu", "of agent and replay buffer", flag=False)
 
 
+@known_settings
 @dataclass(frozen=True)
 class RepresentationSettings(AgentSettings):
     """The settings of a representation run: an encoder trained on random episodes, smaller than CURL's."""

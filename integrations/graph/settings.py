@@ -5,7 +5,7 @@ from pathlib import Path
 
 from counterpoint.names import nearest
 
-from ..domain import Domain, check, defaults, setting
+from ..domain import Domain, check, defaults, known_settings, setting
 
 # tests compare these with the names that the implementations know
 AUGMENTATIONS = ("dnodes", "pedges", "mask_nodes", "subgraph", "random2", "random3", "random4")
@@ -32,6 +32,7 @@ def check_dataset(name: str) -> None:
         raise ValueError(f"dataset: {name!r} is not the name of a data set.{nearest(name, KNOWN)}")
 
 
+@known_settings
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run; by default those of GraphCL's scripts, evaluated by a linear SVM."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from counterpoint.names import closest, nearest
 
-from ..domain import Domain, check, defaults, setting
+from ..domain import Domain, check, defaults, known_settings, setting
 
 # a test compares the augmentations with the recipes that exist
 METHODS = ("simclr", "moco")
@@ -76,6 +76,7 @@ def check_fits(name: str, batch: int, count: int) -> None:
         raise ValueError(f"batch: {batch} images do not fit into {data}; give --batch {count} or less.")
 
 
+@known_settings
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run; by default SimCLR as in the code of DCL, HCL and ADNCE.
@@ -141,6 +142,7 @@ def check_cell(dataset: str, changes: Mapping[str, Any]) -> None:
         check_fits(dataset, settings.batch, min(count, settings.subset or count))
 
 
+@known_settings
 @dataclass(frozen=True)
 class EvaluationSettings:
     """How an encoder is evaluated.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..domain import Domain, check, check_choice, setting
+from ..domain import Domain, check, check_choice, known_settings, setting
 from .retrieval import collections, is_collection
 
 SEVEN = ("STS12", "STS13", "STS14", "STS15", "STS16", "STSB-test", "SICKR-test")  # SimCSE's
@@ -29,6 +29,7 @@ def check_set(setting: str, name: str, known: Sequence[str]) -> None:
         check_choice(setting, name, (*known, *collections()))
 
 
+@known_settings
 @dataclass(frozen=True)
 class Settings:
     """The settings of a run; by default those of SimCSE's unsupervised script, in full precision."""
