@@ -14,6 +14,7 @@ from counterpoint.names import OBJECTIVES, RULES, TOLD, closest, nearest
 from .printing import visible
 
 DATA = ("--task", "--data")  # take the name of a data set
+LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,6 +74,20 @@ class Parser(argparse.ArgumentParser):
 def is_spec(text: str) -> bool:
     """Return whether this is meant as an objective or a treatment: it begins with the name of one, or ``host``."""
     return re.split(r"\W", text.strip(), maxsplit=1)[0] in (*OBJECTIVES, "host")
+
+
+def split_launcher(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the words behind ``--`` into a launcher with its options, if there is one, and the script's.
+
+    >>> split_launcher(["torchrun", "--nproc-per-node", "2", "train.py", "--epochs", "1"])
+    (['torchrun', '--nproc-per-node', '2'], ['train.py', '--epochs', '1'])
+    """
+    module = words.index("torch.distributed.run") if "torch.distributed.run" in words[:3] else 0
+    if not module and (not words or Path(words[0]).name not in LAUNCHERS):
+        return [], [*words]
+    begins = (i for i in range(module + 1, len(words)) if words[i].endswith(".py") or words[i] in ("-m", "--module"))
+    at = next(begins, len(words))
+    return [*words[:at]], [*(word.replace("--module", "-m") for word in words[at : at + 1]), *words[at + 1 :]]
 
 
 def no_script(words: Sequence[str]) -> str:

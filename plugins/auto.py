@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ from .finder.records import Finding, Findings
 from .finder.watch import EnoughError, Watch
 from .finder.words import commands_of, host_temperature, in_words, is_sound, objective_of, spec_of
 from .host import OWN_LOSS, PATIENCE, Host, Seam, SeamError, UnreachedError, is_first_process
-from .launch import Script, run
+from .launch import LAUNCHER, Script, run
 from .printing import print_lines
 from .sites import Site
 
@@ -174,7 +175,8 @@ def run_and_conclude(
             data["failed"] = failure is not None
             changes = ["--no-shims"] if args.no_shims else ["--shims", args.shims] if args.shims else []
             apply = bool(args.apply) and failure is None
-            code = conclude(data, objective, [*changes, "--", *words], home, apply, args.only)
+            launcher = shlex.split(os.environ.get(LAUNCHER, ""))
+            code = conclude(data, objective, [*changes, "--", *launcher, *words], home, apply, args.only)
             data["errors"] += [f"{type(failure).__name__}: {failure}".partition("\n")[0]] * (failure is not None)
             file.write_text(json.dumps(data, indent=2))
     if failure is not None:
@@ -239,18 +241,17 @@ def conclude(
     replaced = sound[:1] if known else ready[0][1] if ready else []
     owns = [spec_of(str(loss["form"]), loss, host_temperature(loss)) for loss in replaced]
     data["own"] = " + ".join(dict.fromkeys(owns)) or None
+    several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     print_lines(*in_words(data), file=sys.stderr)
-    if commands and "TORCHELASTIC_RUN_ID" in os.environ:
-        print_lines(
-            "  In all processes: torchrun ... -m counterpoint.plugins.inject, and the same words", file=sys.stderr
-        )
+    if commands and "TORCHELASTIC_RUN_ID" in os.environ and LAUNCHER not in os.environ:
+        print_lines("  In all processes: your launcher stands before the script, -- torchrun ...", file=sys.stderr)
     if objective and commands and not apply:
-        print_lines(f"  {objective} was not trained: start a command above, or add --apply.", file=sys.stderr)
+        how = "start a command above" + ", or add --apply" * (not several)
+        print_lines(f"  {objective} was not trained: {how}.", file=sys.stderr)
     if apply and commands:
-        several = int(os.environ.get("WORLD_SIZE", "1")) > 1
         if several or (len(known) != 1 and len(ready) != 1):
             why = "each of these commands replaces another loss, so none was run"
-            why = "it starts one process: start the command with your launcher" if several else why
+            why = "it would start one process: start the command above, with your launcher" if several else why
             print_lines(f"counterpoint: --apply: {why}", file=sys.stderr)
             return UnreachedError.code
         at = commands[0].index("--")

@@ -1,7 +1,7 @@
 """Run an unmodified training script with another objective in the place of its loss.
 
     cd SimCSE && counterpoint inject simcse --objective "adnce:mu=0.4,t=0.07" -- train.py --model_name_or_path ...
-    torchrun --nproc_per_node 2 -m counterpoint.plugins.inject simcse --objective hcl -- train.py ...
+    counterpoint inject auto --objective hcl -- torchrun --nproc-per-node 2 train.py ...
 
 The clone is not edited. Its folder is put first on the path, shims for today's packages are applied where they are
 needed, the seam is installed, and the script runs with its own arguments. At the end you see how many times the seam
@@ -13,8 +13,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
+import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +26,7 @@ from typing import TYPE_CHECKING
 from counterpoint.spec import SpecError
 
 from . import registry
-from .arguments import Parser
+from .arguments import Parser, split_launcher
 from .printing import print_lines
 
 if TYPE_CHECKING:  # both import torch, which the parser must not
@@ -102,7 +106,10 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
 def command(args: argparse.Namespace) -> int:
     script = _script(args)
     from .host import OWN_LOSS, HalfError, Seam, SeamError, UnreachedError, is_first_process
-    from .launch import Script, run
+    from .launch import LAUNCHER, Script, run, start
+
+    if LAUNCHER in os.environ:  # which leaves its processes alive if it is killed
+        end_with(os.getppid())
 
     try:
         if args.list:
@@ -112,7 +119,7 @@ def command(args: argparse.Namespace) -> int:
             raise SeamError(f"which host? Known: {', '.join(registry.names())}.")
         registry.load(args.host)  # a wrong name before a wrong script
         if args.explain:
-            folder = Path(script[0]).resolve().parent if script else None
+            folder = Path(script[0]).resolve().parent if (script := split_launcher(script)[1]) else None
             print(explain(registry.find(args.host, folder) if folder else registry.load(args.host)))
             return 0
         if not script:
@@ -121,6 +128,8 @@ def command(args: argparse.Namespace) -> int:
         is_fork = args.force or (args.shims or "").startswith(f"{args.host}:")
         host = registry.find(args.host, path.path.resolve().parent, is_fork)
         check(args, host)
+        if (launcher := split_launcher(script)[0]) and LAUNCHER not in os.environ:
+            return start(launcher, [args.host, *typed(args)], script[len(launcher) :])
     except (SeamError, ValueError) as error:
         print_lines(*f"counterpoint: {error}".rsplit("\n", 2 * isinstance(error, SpecError)), file=sys.stderr)
         return SeamError.code
@@ -189,6 +198,36 @@ def _script(args: argparse.Namespace) -> list[str]:
         add_options(parser, host)
         parser.parse_args(words, args)
     return script
+
+
+def options() -> list[argparse.Action]:
+    """Return the options of ``counterpoint inject``."""
+    parser = Parser(add_help=False)
+    add_options(parser)
+    return parser._actions
+
+
+def typed(args: argparse.Namespace, without: Sequence[str] = ()) -> list[str]:
+    """Return the options that were typed, but for some."""
+    words: list[str] = []
+    for action in (action for action in options() if action.dest not in without):
+        value = getattr(args, action.dest)
+        if value in (None, False, action.default):
+            continue
+        flag = action.option_strings[0]
+        words += [flag] if value is True else [f"{flag}={x}" for x in (value if isinstance(value, list) else [value])]
+    return words
+
+
+def end_with(parent: int, every: float = 0.5) -> None:
+    """End this process, and the group that it leads, when its ``parent`` has died."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(every)
+        os.kill(-os.getpid() if os.getpgrp() == os.getpid() else os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def check(args: argparse.Namespace, host: Host) -> None:

@@ -11,6 +11,8 @@ import json
 import os
 import pickle
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,11 +30,11 @@ import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import registry, shims
-from .arguments import no_script
+from .arguments import no_script, split_launcher
 from .host import OWN_LOSS, PATIENCE, WHOLE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
 _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
-_LAUNCHERS = ("torchrun", "accelerate", "accelerate-launch", "deepspeed")
+LAUNCHER = "COUNTERPOINT_LAUNCHER"  # in the processes that a launcher starts: its words
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,9 @@ class Script:
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Script, list[str]]:
         """Return the script and its arguments from the words behind ``--``."""
-        if Path(words[0]).name in _LAUNCHERS or "torch.distributed.run" in words[:3]:
-            raise SeamError(_turned(words))
+        launcher, words = split_launcher(words)
+        if not words:
+            raise SeamError(f"which script? Put it behind the launcher: -- {shlex.join(launcher)} train.py")
         if words[0] != "-m":
             path = Path(words[0])
             if not path.is_file():
@@ -69,14 +72,27 @@ class Script:
         return cls(Path(spec.origin), spec.name, spec.parent or ""), [*words[2:]]
 
 
-def _turned(words: Sequence[str]) -> str:
-    """Return the message for a launcher, which starts the script several times."""
-    first = words.index("torch.distributed.run") if "torch.distributed.run" in words else 0
-    at = next((i for i in range(first + 1, len(words)) if words[i].endswith(".py") or words[i] == "-m"), len(words))
-    launcher = shlex.join([*(["python"] if words[0] == "-m" else []), *words[:at]])
-    module = "--module" if words[0].endswith("deepspeed") else "-m"
-    command = f"{launcher} {module} counterpoint.plugins.inject HOST ... -- {shlex.join(words[at:]) or 'train.py'}"
-    return f"a launcher comes before all, and the script behind --: {command}"
+def start(launcher: Sequence[str], command: Sequence[str], script: Sequence[str]) -> int:
+    """Start a launcher whose processes run a script with the seam in place; return its exit code.
+
+    Args:
+        launcher: its words, ``torchrun --nproc-per-node 2``.
+        command: the arguments of ``counterpoint inject`` before ``--``.
+        script: the script and its arguments.
+    """
+    name, *options = launcher if launcher[0] != "-m" else ["python", *launcher]
+    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    program = sys.executable if Path(name).name.startswith("python") else shutil.which(name, path=beside)
+    if program is None:
+        raise SeamError(f"{name}: not found; is it installed in this environment?")
+    module = "--module" if Path(name).name == "deepspeed" else "-m"
+    words = [program, *options, module, "counterpoint.plugins.inject", *command, "--", *script]
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # to end what was started
+    with subprocess.Popen(words, env=os.environ | {LAUNCHER: shlex.join(launcher)}) as process:
+        try:
+            return process.wait()
+        finally:
+            process.terminate()
 
 
 def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str], use_shims: bool = True) -> None:

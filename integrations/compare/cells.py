@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from counterpoint.names import closest
+from counterpoint.plugins.arguments import split_launcher
 
 from ..secrets import redacted
 from .settings import HOST, Settings
@@ -34,7 +35,8 @@ def cell(
         more: ``purpose`` of a run that chooses settings, ``label`` of a row, ``length`` and ``steps_flag`` of a run of
             another length, ``lines`` of one that is stopped when it has printed so many numbers ``of`` a metric.
     """
-    name = settings.name or (script[1] if script[0] == "-m" else Path(script[0]).name)
+    first, *rest = split_launcher(script)[1]
+    name = settings.name or (rest[0] if first == "-m" else Path(first).name)
     chosen = {key: getattr(settings, key) for key in ("seed_flag", "set_seed", "copy", "link")}
     chosen |= {"report": True} if settings.report else {}
     chosen |= {"host": host, "seam": [*seam], "script": redacted(script), "code": code, "like": HOST, **more}

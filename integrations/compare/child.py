@@ -7,23 +7,20 @@ import json
 import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-POLL = 0.5  # seconds between two looks at the parent
 
 
 def main(words: Sequence[str]) -> int:
     """Run the script; return the exit code of ``counterpoint inject``."""
     request: dict[str, Any] = json.loads(words[0])
-    threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
     signal.signal(signal.SIGTERM, _exit)  # a run that is stopped early writes its counts
     if sys.path[0] in ("", os.getcwd()):  # which -m puts there, but not python train.py
         del sys.path[0]
     from counterpoint.plugins import inject
+
+    inject.end_with(request["parent"])
 
     from .. import store
     from .metrics import Metric, function
@@ -40,13 +37,6 @@ def main(words: Sequence[str]) -> int:
 
 def _exit(number: int, _: object) -> None:
     sys.exit(128 + number)
-
-
-def _end_with(parent: int) -> None:
-    """End this process and those that it has started when its parent has died."""
-    while os.getppid() == parent:
-        time.sleep(POLL)
-    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from counterpoint.plugins import inject, registry
-from counterpoint.plugins.arguments import Parser, no_script
+from counterpoint.plugins.arguments import Parser, no_script, split_launcher
 
 from .. import flags
 from .metrics import FILES
@@ -38,6 +38,7 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
                                   it must have been written during the run; * stands for any characters
 {out}      among the script's arguments: the folder of the run, -- train.py --output_dir {out}
 --items    npy:FILE or jsonl:FILE:ID:SCORE: verdicts over the items of the test set, even with one seed
+launchers  -- torchrun --nproc-per-node 2 train.py, accelerate launch or deepspeed; with --jobs, torchrun --standalone
 --jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
 --tune 6   tries 6 settings of each objective, by a validation metric and with two seeds of its own; the script's own
            loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce tuned once
@@ -69,15 +70,8 @@ def _add_flags(parser: argparse.ArgumentParser, kind: type[Settings], objectives
     flags.add_runs(parser)
     parser.set_defaults(seeds=5)
     group = parser.add_argument_group("where the loss is")
-    for action in _seam_flags():
+    for action in (action for action in inject.options() if action.dest not in NOT_HERE):
         group._add_action(action)
-
-
-def _seam_flags() -> list[argparse.Action]:
-    """Return the flags of ``counterpoint inject`` that say where the loss is."""
-    parser = Parser(add_help=False)
-    inject.add_options(parser)
-    return [action for action in parser._actions if action.dest not in NOT_HERE]
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -104,6 +98,7 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
     """Yield the faults of a comparison."""
     if arguments.host is None:
         yield f"which host? Known: {', '.join(registry.names())}"
+    launcher, script = split_launcher(script)
     if not script:
         yield "which script? Put it behind --, with its own arguments: -- train.py --epochs 1"
     if script[0] != "-m" and not Path(script[0]).is_file():
@@ -129,6 +124,9 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
             f"how does the script get its seed? Expected one way, got {ways}: --seed-flag --seed for a flag of its "
             "own, {seed} among its arguments, or --set-seed, which seeds Python, numpy and torch before it starts"
         )
+    if launcher and (settings.set_seed or any(metric.kind == "script" for metric in settings.metric)):
+        flag = "--set-seed" if settings.set_seed else "--metric script:..."
+        yield f"{flag}: {launcher[0]} starts the script in further processes; expected a flag or a file of the script"
     yield from _file_faults(settings, script, flags.concurrent(arguments))
     if not settings.tune:
         for flag, value in (("--tune-metric", settings.tune_metric), ("--grid", settings.grid)):
@@ -165,17 +163,6 @@ def command(arguments: argparse.Namespace) -> int:
     from .comparison import Comparison
 
     try:
-        return Comparison(arguments, seam_words(arguments)).run()
+        return Comparison(arguments, inject.typed(arguments, NOT_HERE)).run()
     except SeamError as error:  # from checks; those of a run are stored with it
         raise ValueError(str(error)) from error
-
-
-def seam_words(arguments: argparse.Namespace) -> list[str]:
-    """Return the flags of ``counterpoint inject`` that were typed."""
-    words: list[str] = []
-    for action in _seam_flags():
-        if (value := getattr(arguments, action.dest)) is True:
-            words.append(action.option_strings[0])
-        elif value not in (None, False):
-            words += [f"{action.option_strings[0]}={each}" for each in (value if isinstance(value, list) else [value])]
-    return words

@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from counterpoint.plugins import inject
+
 from ..domain import require, setting
 from . import commands
 from .cells import length_of
@@ -87,6 +89,6 @@ def command(arguments: argparse.Namespace) -> int:
     from .race import Race
 
     try:
-        return Race(arguments, commands.seam_words(arguments)).run()
+        return Race(arguments, inject.typed(arguments, commands.NOT_HERE)).run()
     except SeamError as error:
         raise ValueError(str(error)) from error

@@ -561,7 +561,7 @@ def test_torchrun(tmp_path):
     assert done.stderr.count("the loss was reached 5 times") == 1
     assert max(differences(done.stderr)) < 1e-5
     refused = run("auto", "--apply", "--", "toy.py")
-    assert "--apply: it starts one process: start the command with your launcher" in refused.stderr
+    assert "--apply: it would start one process: start the command above, with your launcher" in refused.stderr
 
 
 @pytest.mark.slow

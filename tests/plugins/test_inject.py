@@ -20,6 +20,7 @@ from torch.optim import optimizer
 
 import counterpoint as cp
 from counterpoint.plugins import inject, registry
+from counterpoint.plugins.arguments import split_launcher
 from counterpoint.plugins.host import Host, Seam, SeamError, Shim
 
 ARGUMENTS = ["--scale", "2"]
@@ -282,18 +283,35 @@ def test_a_site_is_in_the_working_directory_rather_than_in_another_file_of_that_
 
 
 @pytest.mark.parametrize(
-    ("words", "command"),
+    ("words", "script"),
     [
-        ("torchrun --nproc_per_node 2 toy.py 3", "torchrun --nproc_per_node 2 -m counterpoint.plugins.inject HOST"),
-        ("accelerate launch -m toy", "accelerate launch -m counterpoint.plugins.inject HOST ... -- -m toy"),
-        ("deepspeed toy.py", "deepspeed --module counterpoint.plugins.inject HOST ... -- toy.py"),
-        ("python -m torch.distributed.run toy.py", "python -m torch.distributed.run -m counterpoint.plugins.inject"),
-        ("-m torch.distributed.run toy.py", "python -m torch.distributed.run -m counterpoint.plugins.inject"),
+        ("torchrun --nproc_per_node 2 toy.py 3", "toy.py 3"),
+        ("accelerate launch -m toy", "-m toy"),
+        ("accelerate launch --module toy --epochs 1", "-m toy --epochs 1"),
+        ("deepspeed toy.py --module x", "toy.py --module x"),
+        ("python -m torch.distributed.run toy.py", "toy.py"),
+        ("-m torch.distributed.run toy.py", "toy.py"),
+        ("toy.py torchrun toy.py", "toy.py torchrun toy.py"),
     ],
 )
-def test_a_launcher_comes_first(launch, words, command):
+def test_a_launcher_and_its_script(words, script):
+    launcher, rest = split_launcher(words.split())
+    assert rest == script.split()
+    assert words.split()[: len(launcher)] == launcher
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("torchrun --nproc-per-node 2", "which script? Put it behind the launcher: -- torchrun --nproc-per-node 2 tr"),
+        ("torchrun --nproc-per-node 2 tyo.py", "script not found: tyo.py. Did you mean 'toy.py'?"),
+        ("deepspeed toy.py", "deepspeed: not found; is it installed in this environment?"),
+    ],
+)
+def test_launchers_that_cannot_start(launch, tmp_path, words, message):
+    (tmp_path / "toy.py").write_text(TOY)
     found = launch("logits", *site(TOY), "--", *words.split(), script=None)
-    assert (found.code, command in found.err) == (2, True), found.err
+    assert (found.code, message in found.err) == (2, True), found.err
 
 
 def test_a_scripts_exit_code_is_kept(launch):
@@ -588,19 +606,8 @@ def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
 def test_torchrun(tmp_path):
     script = TOY.replace("    train(", "    torch.distributed.init_process_group('gloo')\n    train(")
     (tmp_path / "toy.py").write_text(script)
-    words = ["logits", "--objective", "hcl:t=0.5", "--report", "steps.jsonl", *ARGUMENTS, *site(script)]
-    torchrun = [
-        "--standalone",
-        "--nproc_per_node",
-        "2",
-        "-m",
-        "counterpoint.plugins.inject",
-        *words,
-        "--",
-        "toy.py",
-        "3",
-    ]
-    found = process(tmp_path, *torchrun, module="torch.distributed.run")
+    words = ["logits", "--objective", "hcl:t=0.5", "--report", "steps.jsonl", *ARGUMENTS, *site(script), "--"]
+    found = process(tmp_path, *words, *["torchrun", "--standalone", "--nproc_per_node", "2", "toy.py", "3"])
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("gradient") == 6
     # one process speaks and writes for all

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 
@@ -101,11 +103,47 @@ def test_keys_that_the_script_gathers(tmp_path):
             end = ["--", "toy.py", kind, f"{kind}.pt"]
             inject = ["-m", "counterpoint.plugins.inject"]
             said = launch(*inject, "auto", "--objective", "hcl:t=0.1,beta=1", *end)
-            assert "For all processes: torchrun ... -m counterpoint.plugins.inject" in said
+            assert "In all processes: your launcher stands before the script, -- torchrun ..." in said
             (command,) = (line.split()[3:] for line in said.splitlines() if line.startswith("  run "))
             assert "in 5 of them" in launch(*inject, *command[: command.index("--")], *end)
             found, expected = (torch.load(tmp_path / f"{name}.pt") for name in (kind, "edited"))
             torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+SCORE = """
+import torch
+
+
+def norm(folder):
+    return float(torch.load(folder / "0.pt").square().sum())
+"""
+
+
+@pytest.mark.slow
+def test_a_comparison_starts_the_launcher(tmp_path):
+    """Each run has both processes; ``auto`` finds the loss in them, and its command starts them, too."""
+    edited = SCRIPT
+    for old, new in BY_HAND.items():
+        edited = edited.replace(old, new)
+    for name, text in {"toy.py": SCRIPT, "edited.py": edited, "score.py": SCORE}.items():
+        (tmp_path / name).write_text(text)
+
+    def run(*words):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    script = ["--", "torchrun", *RANKS[2:], "toy.py", "cross_entropy"]
+    said = run("-m", "counterpoint", "inject", "auto", "--json", "found.json", *script, "0.pt").stderr
+    assert f"--site toy.py:19 --scale 10 --objective hcl:t=0.2 {shlex.join(script)} 0.pt" in said
+    assert json.loads((tmp_path / "found.json").read_text())["losses"][0]["processes"] == 2
+    rows = ["--objective", "host", "hcl:t=0.1,beta=1", "--metric", "python:score.py:norm", "--seeds", "1", "--json"]
+    report = json.loads(run("-m", "counterpoint", "compare", "auto", *rows, *script, "{out}/{seed}.pt").stdout)
+    found = {each["row"]: each["mean"] for each in report["columns"][0]["rows"]}
+    for name, row in (("toy.py", "host"), ("edited.py", rows[2])):
+        run(*RANKS, name, "cross_entropy", "0.pt")
+        weight = torch.load(tmp_path / "0.pt")
+        assert found[row] == pytest.approx(float(weight.square().sum()), rel=1e-8), report
 
 
 ACCELERATED = """

@@ -22,6 +22,7 @@ from counterpoint.integrations.compare.comparison import _time_notes, same_numbe
 from counterpoint.integrations.compare.metrics import Metric
 from counterpoint.integrations.compare.settings import Settings
 from counterpoint.integrations.search.coordinate import with_value
+from counterpoint.plugins import inject
 
 TOY = ROOT / "tests" / "support" / "toy_train.py"
 LINE = next(i for i, line in enumerate(TOY.read_text().splitlines(), 1) if "cross_entropy(50" in line)
@@ -67,6 +68,9 @@ def here(tmp_path, monkeypatch):
         ("logits --objective host hcl --tune 3 --set-seed R -- train.py", "--tune: by which number?"),
         ("logits --objective host hcl --tune 3 --tune-M R --set-seed -- train.py", "must not choose settings"),
         ("logits --objective host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
+        ("logits --objective host hcl --set-seed R -- torchrun train.py", "--set-seed: torchrun starts the script in"),
+        ("logits --objective host hcl --set-seed R -- torchrun tran.py", "script not found: tran.py"),
+        ("logits --objective host hcl R -- torchrun --standalone", "which script? Put it behind --"),
         ("curl --objective host hcl --set-seed R -- train.py", "is not a clone of"),
         ("lightly --objective host hcl --scale 3 --set-seed R -- train.py", "--scale: lightly has no such option"),
         ("lightly --objective host arcl(hcl):views=4 --set-seed R -- train.py", "asks for 4 views"),
@@ -114,7 +118,7 @@ def test_flags_of_the_script_can_be_values(here):
     found = settings(f"logits {SITE} --seed-flag --seed --objective host hcl {READ} -- train.py --steps 9")
     assert found.settings.seed_flag == "--seed"
     assert found.script == ["train.py", "--steps", "9"]
-    assert commands.seam_words(found) == ["--scale=50", f"--site=train.py:{LINE}"]
+    assert inject.typed(found, commands.NOT_HERE) == ["--scale=50", f"--site=train.py:{LINE}"]
     assert found.seeds == 5
 
 

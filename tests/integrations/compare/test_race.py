@@ -28,6 +28,7 @@ from counterpoint.integrations.compare.race_commands import RaceSettings
 from counterpoint.integrations.compare.race_page import Arm
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.search.coordinate import at_temperature
+from counterpoint.plugins import inject
 
 COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "race"]
 FLAGS = ["--metric", "json:results.json:hits", "--steps-flag", "--steps", "--seed-flag", "--seed"]
@@ -577,7 +578,7 @@ def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch):
     words = ["logits", *FLAGS, "--site", f"train.py:{line}", "--scale", "20", "--", "train.py", "--steps", "8"]
     arguments = build("race").parse_args(["race", *words, "{out}"])
     arguments.check(arguments)
-    raced = race.Race(arguments, commands.seam_words(arguments))
+    raced = race.Race(arguments, inject.typed(arguments, commands.NOT_HERE))
     assert raced.own == "infonce:t=0.05"
     assert "host; ids=doc" in raced.families
     assert raced.cell("host", 0)["host"] == "logits"
@@ -595,7 +596,7 @@ def test_a_function_whose_loss_auto_does_not_find_has_the_temperature_of_own(tmp
     words = ["function", *FLAGS, "--replace", "train.py:loss(a, b)", *typed, "--", "train.py", "--steps", "8"]
     arguments = build("race").parse_args(["race", *words])
     arguments.check(arguments)
-    raced = race.Race(arguments, commands.seam_words(arguments))
+    raced = race.Race(arguments, inject.typed(arguments, commands.NOT_HERE))
     assert raced.own == own
     assert at_temperature("host", raced.own) == "host"
 
@@ -607,7 +608,7 @@ def test_class_labels_are_not_proposed(tmp_path, monkeypatch, capsys, name):
     Path("train.py").write_text(re.sub(r"\bdoc\b", name, script), encoding="utf-8")
     arguments = build("race").parse_args(["race", "auto", *FLAGS, "--", "train.py", "--steps", "8"])
     arguments.check(arguments)
-    families = race.Race(arguments, commands.seam_words(arguments)).families
+    families = race.Race(arguments, inject.typed(arguments, commands.NOT_HERE)).families
     assert any(family.endswith(f"; ids={name}") for family in families) is (name == "doc")
     said = capsys.readouterr().err
     assert re.search(r"^found train.py:\d+: infonce:t=0.05$", said, re.M)
@@ -617,7 +618,7 @@ def test_class_labels_are_not_proposed(tmp_path, monkeypatch, capsys, name):
     words = ["auto", *FLAGS, "--objective", f"host; ids={name}", "--", "train.py", "--steps", "8"]
     arguments = build("race").parse_args(["race", *words])
     arguments.check(arguments)
-    race.Race(arguments, commands.seam_words(arguments))
+    race.Race(arguments, inject.typed(arguments, commands.NOT_HERE))
     assert "is not tried" not in capsys.readouterr().err
 
 
