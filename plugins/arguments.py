@@ -60,6 +60,8 @@ class Parser(argparse.ArgumentParser):
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
             long = [option for option in known if option.lstrip("-").startswith(flag.lstrip("-"))]  # -o for --objective
+            if flag in ("--temperature", "--tau", "-t") and "--objective" in known:
+                self.error(f"unknown flag {flag}. Give it to the objective: --objective infonce:t=0.2")
             near = closest(flag.lstrip("-"), [option[2:] for option in known]).replace(" '", " '--")
             self.error(f"unknown flag {flag}.{f' Did you mean {long[0]!r}?' if long else near}")
         if word.endswith(".py") and "--site" in known:  # flags of commands that run a script

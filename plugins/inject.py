@@ -240,7 +240,9 @@ def check(args: argparse.Namespace, host: Host) -> None:
     for name in _OPTIONS:
         if getattr(args, name) is not None and name not in host.options:
             have = [other for other in registry.names() if name in registry.load(other).options]
-            raise SeamError(f"--{name.replace('_', '-')}: {host.name} has no such option, but {', '.join(have)}")
+            flag = f"--{name.replace('_', '-')}"
+            hint = f"; a flag of the script stands behind --: -- train.py {flag} ..."
+            raise SeamError(f"{flag}: {host.name} has no such option, but {', '.join(have)}{hint}")
     for name in ("counts", "report", "json"):
         if (file := getattr(args, name)) is not None and not file.resolve().parent.is_dir():
             raise SeamError(f"--{name} {file}: its folder does not exist")

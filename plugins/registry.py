@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ def check(name: str, error: Callable[[str], Exception] = ValueError) -> None:
         raise error(f"unknown host '{name}': it is an objective, as in: auto --objective {name} -- train.py")
     if name.endswith(".py"):
         raise error(f"unknown host '{name}': the host comes first, and the script behind --, as in: auto -- {name}")
-    check_known("unknown host", name, names(), error)
+    hint = "" if get_close_matches(name, names(), 1, 0.7) else " `auto` finds the loss of any script."
+    check_known("unknown host", name, names(), error, hint)
 
 
 def load(name: str) -> Host:

@@ -104,6 +104,12 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
 }
 VISION = {  # trains with lightly or Lightning
     "image.EvaluationSettings(attack=10)": "EvaluationSettings: unknown setting 'attack'. Did you mean 'attacked'",
+    "image.ImageSet('mine', torch.randn(8, 3, 4, 4), LABELS)": "expected uint8 .* Normalize in the encoder",
+    "image.ImageSet('mine', torch.rand(8, 3, 4, 4), LABELS)": "expected uint8 .* Of numbers from 0 to 1",
+    "image.ImageSet('mine', torch.zeros(8, 3, 4, 4).byte(), [0] * 8)": r"got list: torch.tensor\(y\)",
+    "inject simclr -- train.py": "unknown host 'simclr'. `auto` finds the loss of any script.",
+    "inject lightly --steps 6 -- train.py": "a flag of the script stands behind --: -- train.py --steps ...",
+    "train image --temperature 0.2": "Give it to the objective: --objective infonce:t=0.2",
     "LOSS(*torch.randn(2, 8, 3, 4, 4))": r"expected shape \(batch, width\), got \(8, 3, 4, 4\)",
     "LOSS(torch.cat([A, B]))": "at least 2 views, got 1",
     "LOSS(torch.stack([A, B], 1))": r"for \(batch, views, width\), loss_fn\(\*z\.unbind\(1\)\)",

@@ -36,9 +36,11 @@ PLANTED = "planted"
 PARTS = (PLANTED, *NAMES)
 INTRO = (
     "Each objective in each domain, on data that needs no download. Nothing is tuned: within a domain all objectives "
-    "have the same temperature, and otherwise their defaults. The sentences, graphs and robots are synthetic. The two "
-    "pictures of digits test the statistics: with four classes, knowing them must help; it cannot where each image is "
-    "a class of its own."
+    "have the same temperature, and otherwise their defaults."
+)
+ABOUT_PLANTED = (
+    " The two pictures of digits test the statistics: with four classes, knowing them must help; it cannot where each "
+    "image is a class of its own."
 )
 
 
@@ -130,7 +132,8 @@ def command(arguments: argparse.Namespace) -> int:
     tracked = trackers.tracked(partial(train, cache=arguments.out / "frames"), arguments.track)
     runs: list[Run] = []
     for name, some in grid.items():  # a bar on a terminal, a line elsewhere
-        options, bar = flags.grid_options(arguments), store.track(range(len(some) + 1), name)
+        options, bar = flags.grid_options(arguments), store.track(range(len(some) + 1), name, total=len(some))
+        next(bar)  # it counts an item when the next one is asked for
         options["progress"] = options["progress"] and (lambda line, bar=bar: line.startswith("[") and next(bar, None))
         runs += store.run_grid(tracked, some, arguments.out / "runs", **options)
         print_line(f"{name}: {len(some)} runs")
@@ -138,7 +141,9 @@ def command(arguments: argparse.Namespace) -> int:
     summary.columns.sort(key=lambda column: PARTS.index(column.domain.partition("-")[0]))
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
     print(report.RENDER["json" if arguments.json else "terminal"](summary))
-    words = {"title": "counterpoint demo", "intro": INTRO}
+    synthetic = " The sentences, graphs and robots are synthetic." * bool(grid.keys() - {PLANTED, "image"})
+    intro = INTRO + synthetic + ABOUT_PLANTED * (PLANTED in grid)
+    words = {"title": "counterpoint demo", "intro": intro}
     for path in report.write(summary, arguments.out, formats=("html", "json"), **words):
         print_line(f"wrote {path}")
     return 0

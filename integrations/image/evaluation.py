@@ -61,6 +61,8 @@ def evaluate(
     ``shifted``  ``aug1`` to ``aug5``: linear probes on modified images, see :func:`shifts`
     ===========  ====================================================================================================
     """
+    if not isinstance(settings, EvaluationSettings):
+        raise TypeError(f"settings: expected EvaluationSettings(k=10), got {type(settings).__name__}.")
     train, test = map(_as_set, (train, test))
     probes = check_probes(probes, train, test)
     results: dict[str, float] = {}
@@ -116,7 +118,13 @@ def features(encoder: nn.Module, x: Tensor, batch: int = 500) -> Tensor:
     if not isinstance(found[0], Tensor) or found[0].dim() != 2:
         got = tuple(found[0].shape) if isinstance(found[0], Tensor) else type(found[0]).__name__
         raise TypeError(f"encoder: expected features (N, width) of N images, got {got}; wrap it in a module that does.")
-    return torch.cat(found).float()
+    return _finite(torch.cat(found).float())
+
+
+def _finite(z: Tensor) -> Tensor:
+    if bad := int((~z.isfinite()).any(1).sum()):  # nearest neighbors would be chance, without a word
+        raise ValueError(f"features: those of {bad} of {len(z)} images are NaN or infinite.")
+    return z
 
 
 def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int | None = None, temperature: float = 0.1) -> float:
@@ -127,9 +135,9 @@ def knn(z: Tensor, y: Tensor, z_test: Tensor, y_test: Tensor, k: int | None = No
     k = min(DEFAULTS.k, len(z)) if k is None else k
     if not 1 <= k <= len(z):
         raise ValueError(f"k: expected from 1 to {len(z)}, the number of samples, got {k}.")
-    bank, y = F.normalize(z).T, y.to(z.device)
+    bank, y = F.normalize(_finite(z)).T, y.to(z.device)
     correct = 0
-    for part, truth in zip(z_test.split(1000), y_test.to(z.device).split(1000), strict=True):
+    for part, truth in zip(_finite(z_test).split(1000), y_test.to(z.device).split(1000), strict=True):
         ranked = knn_predict(F.normalize(part), bank, y, int(y.max()) + 1, k, temperature)
         correct += int((ranked[:, 0] == truth).sum())
     return 100 * correct / len(z_test)
@@ -156,7 +164,7 @@ def linear_probe(
 
     Both standardize the features; the returned module includes the standardization.
     """
-    z, y = z.detach().float(), y.to(z.device)
+    z, y = _finite(z.detach().float()), y.to(z.device)
     standardize = _Standardize(z)
     inputs, layer = standardize(z), nn.Linear(z.shape[1], classes).to(z.device)
     nn.init.zeros_(layer.bias)
@@ -197,6 +205,11 @@ def robust(
     points; an image counts as correct if it is classified correctly from each of them. The classifier maps images in
     ``[0, 1]`` to logits; ``x`` is such images, or ``uint8``.
     """
+    first = convert_image_dtype(x[:1].to(next(classifier.parameters()).device)).requires_grad_()
+    with torch.enable_grad(), evaluation_mode(classifier):
+        scores = classifier(first).sum()
+    if not scores.requires_grad or torch.autograd.grad(scores, first, allow_unused=True)[0] is None:
+        raise ValueError("robust: attacks need the gradient of the pixels, which the encoder cuts: is it in no_grad()?")
     accuracies = {"clean": _attacked(classifier, x, y, [lambda loss, images: images], "clean")}
     for i, epsilon in enumerate(settings.epsilons, 1):
         if epsilon == 0:

@@ -44,14 +44,16 @@ class ImageSet:
             fix = ": torch.from_numpy(x)." if isinstance(self.x, np.ndarray) else "."
             raise TypeError(f"{self.name}: expected a tensor of images, got {type(self.x).__name__}{fix}")
         if self.x.dtype != torch.uint8 or self.x.dim() != 4 or self.x.shape[1] != 3 or len(self.x) == 0:
-            scaled = " Of numbers from 0 to 1: (x * 255).round().byte()." * self.x.is_floating_point()
+            within = self.x.is_floating_point() and len(self.x) > 0 and bool((self.x.min() >= 0) & (self.x.max() <= 1))
+            scaled = " Of numbers from 0 to 1: (x * 255).round().byte()." * within
+            scaled += " Normalize in the encoder, not before." * (self.x.is_floating_point() and not within)
             scaled += " The colors come second: x.permute(0, 3, 1, 2)." * (self.x.shape[3:] == (3,))
             if self.x.dim() == 2:
                 scaled = " Features go to image.knn(z, y, z_test, y_test) or image.linear_probe(z, y, classes)."
             found = f"{self.x.dtype} {tuple(self.x.shape)}"
             raise ValueError(f"{self.name}: expected uint8 (N, 3, H, W), got {found}.{scaled}")
         if not isinstance(self.y, torch.Tensor) or self.y.is_floating_point():
-            got = self.y.dtype if isinstance(self.y, torch.Tensor) else type(self.y).__name__
+            got = self.y.dtype if isinstance(self.y, torch.Tensor) else f"{type(self.y).__name__}: torch.tensor(y)"
             raise TypeError(f"{self.name}: expected a tensor of classes, of whole numbers, got {got}.")
         object.__setattr__(self, "y", self.y.long())
         if self.y.shape != (len(self.x),):

@@ -45,7 +45,13 @@ class Encoder(nn.Module):
         self.register_buffer("std", torch.tensor(STD).view(-1, 1, 1), False)
         self.network = _network(backbone, size, channels)
         with torch.no_grad(), evaluation_mode(self):
-            self.width = self(torch.zeros(1, 3, max(size, 8), max(size, 8))).shape[1]
+            try:
+                self.width = self(torch.zeros(1, 3, max(size, 8), max(size, 8))).shape[1]
+            except (RuntimeError, AssertionError, ValueError) as error:
+                why = str(error).partition("\n")[0]
+                raise ValueError(
+                    f"backbone: {backbone} takes no images of {size} pixels; try --size 224 ({why})"
+                ) from error
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, width)`` features."""
@@ -66,7 +72,10 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     if isinstance(network, models.ResNet) and size <= SMALL:
         network.conv1 = nn.Conv2d(3, network.conv1.out_channels, 3, padding=1, bias=False)
         network.maxpool = nn.Identity()
-    last = [key for key, part in network.named_modules() if isinstance(part, nn.Linear)][-1]  # the classifier
+    linear = [key for key, part in network.named_modules() if isinstance(part, nn.Linear)]
+    if not linear:
+        raise ValueError(f"backbone: {name} has no linear classifier to take off; expected another network.")
+    last = linear[-1]
     parent, _, attribute = last.rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
     return network

@@ -52,7 +52,9 @@ DATASETS = {
 def check_dataset(name: str) -> None:
     """Raise ``ValueError`` unless this is the name of a data set or a folder."""
     if name not in DATASETS and not Path(name).is_dir():
-        raise ValueError(f"data: {name!r} is neither a data set nor a folder.{nearest(name, DATASETS)}")
+        folders = [path.name for path in Path().iterdir() if path.is_dir()]
+        hint = closest(name, [*folders, *DATASETS]) or nearest(name, DATASETS)
+        raise ValueError(f"data: {name!r} is neither a data set nor a folder.{hint}")
 
 
 def check_backbone(name: str) -> None:
@@ -89,7 +91,9 @@ class Settings:
     # images
     size: int | None = setting(None, "pixels of an image (the data set's own)", type=int, low=1)
     subset: int | None = setting(None, "train on this many images, balanced (all)", type=int, low=1)
-    validation: float = setting(0.1, "share of images held out for --watch and --part tune", above=0, below=1)
+    validation: float = setting(
+        0.1, "share of training images that no run trains on: for --watch and --part tune", above=0, below=1
+    )
     part: str = setting("report", "images to report on: test images, or validation images to tune on", choices=PARTS)
     # views
     augment: str | None = setting(None, "distribution of views (cifar; digits for digits)", choices=AUGMENTATIONS)
@@ -169,8 +173,10 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         check(EvaluationSettings, vars(self))
-        if negative := [epsilon for epsilon in self.epsilons if not epsilon >= 0]:
-            raise ValueError(f"epsilons: an attack changes pixels by at least 0, got {negative[0]!r}.")
+        given = self.epsilons if isinstance(self.epsilons, Sequence) else [self.epsilons]
+        object.__setattr__(self, "epsilons", tuple(given))
+        if wrong := [epsilon for epsilon in given if not 0 <= epsilon <= 1]:
+            raise ValueError(f"epsilons: changes of pixels from 0 to 1, such as 8/255, got {wrong[0]!r}.")
 
 
 DOMAIN = Domain(

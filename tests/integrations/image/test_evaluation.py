@@ -249,7 +249,8 @@ def test_attack_strength_is_monotone(classifier, digits):
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"epsilons": (0.01, -0.1)}, r"at least 0, got -0\.1"),
+        ({"epsilons": (0.01, -0.1)}, r"pixels from 0 to 1, such as 8/255, got -0\.1"),
+        ({"epsilons": (8,)}, r"pixels from 0 to 1, such as 8/255, got 8"),
         ({"protocol": "lbfg"}, "Did you mean 'lbfgs'"),
         ({"k": 0}, "k: expected a whole number of at least 1"),
         ({"restarts": 1.5}, "restarts"),
@@ -260,6 +261,51 @@ def test_attack_strength_is_monotone(classifier, digits):
 def test_bad_settings(changes, word):
     with pytest.raises(ValueError, match=word):
         EvaluationSettings(**changes)
+
+
+class Spoiled(nn.Module):
+    """An encoder of which something is wrong."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.scale = how, nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        z = x.flatten(1) * self.scale
+        if self.how == "nan":
+            z[:3] = torch.nan
+        return z.detach() * self.scale if self.how == "detached" else z
+
+
+@pytest.mark.parametrize(
+    ("how", "probe", "said"),
+    [
+        ("nan", "knn", "features: those of 6 of 600 images are NaN or infinite"),
+        ("nan", "linear", "features: those of 6 of 600 images are NaN or infinite"),
+        ("detached", "robust", "attacks need the gradient of the pixels"),
+    ],
+)
+def test_encoders_without_numbers_or_gradients_are_refused(digits, how, probe, said):
+    with pytest.raises(ValueError, match=said):
+        evaluate(Spoiled(how), *digits, [probe])
+
+
+def test_one_epsilon_is_a_number(digits):
+    assert EvaluationSettings(epsilons=8 / 255).epsilons == (8 / 255,)
+    with pytest.raises(TypeError, match=r"settings: expected EvaluationSettings\(k=10\), got dict"):
+        evaluate(Spoiled(""), *digits, ["knn"], {"k": 10})
+
+
+@pytest.mark.parametrize(
+    ("backbone", "said"),
+    [
+        ("squeezenet1_0", "squeezenet1_0 has no linear classifier"),
+        ("vit_b_16", "vit_b_16 takes no images of 32 pixels; try --size 224 .Wrong image height"),
+    ],
+)
+def test_backbones_that_do_not_fit(backbone, said):
+    with pytest.raises(ValueError, match=said):
+        Encoder(backbone, 32)
 
 
 def test_bad_probes(encoder, digits):
