@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from counterpoint.base import Objective
+from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import Keys
 from counterpoint.checks import is_number
 from counterpoint.names import check_known
-from counterpoint.values import at_scale
+from counterpoint.values import FromHost, at_scale
 from counterpoint.vectors import unit, widen
 
 from .host import SeamError, loss_of
@@ -91,6 +91,15 @@ def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
     parts = views if cat == 1 else [part for view in views for part in view.chunk(cat)]
     parts = parts[0].unbind(1) if len(parts) == 1 and parts[0].dim() == 3 else parts
     return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first, epsilon=float(epsilon))
+
+
+def own_temperature(objective: Objective | str, where: str) -> Objective:
+    """Return the objective, which has a temperature of its own, as criteria of embeddings need."""
+    found = as_objective(objective)
+    if any(isinstance(part, FromHost) for part in found.modules()):
+        number = "here give a number, one over the host's scale: t=0.05."
+        raise ValueError(f"{where}: {found}: t=host is for `counterpoint inject`; {number}")
+    return found
 
 
 def checked_options(init: Init) -> Init:

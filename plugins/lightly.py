@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterpoint.base import Objective, as_objective
+from counterpoint.base import Objective
 from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import unit, widen
 
-from .call import Call, checked_options
+from .call import Call, checked_options, own_temperature
 from .embeddings import Embeddings
 from .host import OWN_LOSS, Host, Seam, SeamError
 
@@ -69,7 +69,7 @@ class ContrastiveLoss(nn.Module):
         weight_fn: _Weights | None = None,
     ) -> None:
         super().__init__()
-        self.objective: Objective = as_objective(objective)
+        self.objective: Objective = own_temperature(objective, NAME)
         self.weight_fn = weight_fn
         if weight_fn is not None:
             _check_has_weights(self.objective)

@@ -132,7 +132,10 @@ def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str
         for where, name in () if seam.calls else calls.unlabeled.items():
             seam.say(f"{where} calls {name}, which has no labels: which columns are the positives? {HOW}")
         if not (seam.calls or seam.seen or seam.replaced) and sys.exc_info()[0] in (None, UnreachedError):
-            seam.say("no cross entropy was called anywhere: if the script has computed its loss, then without one")
+            seam.say(
+                "no cross entropy was called anywhere: if the script has computed its loss, then without one; "
+                "`inject auto` finds other losses, and their lines"
+            )
 
     seam.at_end.append(end)
     seam.say("replacing the gradient at " + ("the host's losses" if sites else ", ".join(products or texts)))

@@ -49,7 +49,7 @@ def at_path(path: str, names: Mapping[str, Any], shown: str = "", error: type[Ex
         for other in (f'{k}["{last}"]' if isinstance(names[k], Mapping) else f"{k}.{last}" for k in known):
             with suppress(Exception):  # whatever the script's own classes raise
                 ending += [other] * isinstance(at_path(other, names), Sized)
-        ending = get_close_matches(first[1], known, 1, 0.9) + ending  # `labels` of the column `label`
+        ending = [*map(repr, get_close_matches(first[1], known, 1, 0.9)), *ending]  # `labels` of the column `label`
         near = nearest(first[1], known, 8)  # and `labels`, which look like no other name
         near += " Also: labels." * ("labels" in known and not re.search(r"\blabels\b", near))
         hint = f" Did you mean {' or '.join(ending[:3])}?" if ending else near

@@ -28,12 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from counterpoint.base import Objective, as_objective
+from counterpoint.base import Objective
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.names import check_known
 from counterpoint.vectors import unit, widen
 
-from .call import Call, checked_options
+from .call import Call, checked_options, own_temperature
 from .embeddings import Embeddings
 from .function import for_modules
 from .host import Host, Seam
@@ -60,7 +60,7 @@ class ContrastiveLoss(nn.Module):
     @checked_options
     def __init__(self, objective: Objective | str, pairing: str | None = None) -> None:
         super().__init__()
-        self.objective: Objective = as_objective(objective)
+        self.objective: Objective = own_temperature(objective, "ContrastiveLoss")
         check_known("unknown pairing", pairing if isinstance(pairing, str) else "views", PAIRINGS)
         self.pairing = pairing
 

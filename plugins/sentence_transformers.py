@@ -35,17 +35,16 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from counterpoint.base import Objective, as_objective
+from counterpoint.base import Objective
 from counterpoint.batch.options import HARDNESS, Keys, chosen_directions
 from counterpoint.batch.pairings import PAIRINGS
 from counterpoint.batch.rules import Rule, as_rules
 from counterpoint.checks import traced
 from counterpoint.names import check_known, closest
 from counterpoint.treatments import Treatment
-from counterpoint.values import FromHost
 
 from . import logits
-from .call import checked_options
+from .call import checked_options, own_temperature
 from .encoders import copy_of, follow
 from .host import ONE_WAY, Host, loss_of
 from .texts import Guide, equal_texts, with_ids
@@ -138,14 +137,9 @@ class ContrastiveLoss(nn.Module):
                 f"{where}: model: expected a SentenceTransformer, got {type(model).__name__}; "
                 f'the objective comes second: {where}(model, "infonce:t=0.05").'
             )
-        self.objective: Objective = as_objective(objective)
+        self.objective: Objective = own_temperature(objective, where)
         if "adversarial" in self.objective.needs:  # without mixed views, objectives leave out terms
             raise ValueError(f"{where}: {self.objective} needs adversarial views, but words have no gradient.")
-        if any(isinstance(part, FromHost) for part in self.objective.modules()):
-            raise ValueError(
-                f"{where}: {self.objective}: t=host is for `counterpoint inject`; here give a number, "
-                "one over the host's scale: t=0.05."
-            )
         t = [getattr(part, "temperature", None) for part in self.objective.modules()]
         if isinstance(objective, str) and 0.5 in t and not re.search(r"\b(t|temperature) *=", objective):
             warnings.warn(

@@ -103,6 +103,7 @@ RETRIEVAL = {  # trains text encoders with sentence-transformers or a script of 
     "push empty x": "expected owner/name, got 'x'",
 }
 VISION = {  # trains with lightly or Lightning
+    "lightly.ContrastiveLoss('hcl:t=host')": "t=host is for `counterpoint inject`",
     "image.EvaluationSettings(attack=10)": "EvaluationSettings: unknown setting 'attack'. Did you mean 'attacked'",
     "image.ImageSet('mine', torch.randn(8, 3, 4, 4), LABELS)": "expected uint8 .* Normalize in the encoder",
     "image.ImageSet('mine', torch.rand(8, 3, 4, 4), LABELS)": "expected uint8 .* Of numbers from 0 to 1",
@@ -156,6 +157,7 @@ VISION = {  # trains with lightly or Lightning
     "inject lightly --scale 10 -- train.py": "lightly has no such option, but .*logits",
 }
 GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
+    "pyg.ContrastiveLoss('hcl:t=host')": "t=host is for `counterpoint inject`",
     "LOSS(A[:, :8], B)": r"view 2: expected shape \(8, 8\) as view 1, got \(8, 16\)",
     "LOSS(A.numpy(), B)": r"view 1: expected a tensor, got ndarray: torch.from_numpy\(",
     "LOSS(A.long(), B.long())": "view 1: expected floating-point values, got torch.int64",

@@ -103,6 +103,7 @@ class Comparison:
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
             self.left: float = (len(self.specs) + 1) * (settings.tune * settings.tune_seeds + given.seeds)
+            print_line(f"up to {self.left} runs: first those that choose settings, then the placebo's and the rows'")
             self._tune()
         else:
             self.notes.append(UNTUNED)

@@ -159,7 +159,8 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
         why = f"{type(error).__name__}: {error}".partition("\n")[0]
         if raw.is_dir():
             raise ValueError(f"dataset {name!r}: the files in {raw} cannot be read ({why}).") from error
-        hint = " Offline, $COUNTERPOINT_DATA names the folder that has tu/." if name in KNOWN else nearest(name, KNOWN)
+        hint = " Offline, --root or $COUNTERPOINT_DATA names the folder that has tu/."
+        hint = hint if name in KNOWN else nearest(name, KNOWN)
         raise ValueError(f"dataset {name!r}: it cannot be downloaded ({why}).{hint}") from error
     if data.y is None or data.y.dim() != 1 or data.y.is_floating_point():
         raise ValueError(f"dataset {name!r}: its graphs have no classes.")

@@ -84,6 +84,7 @@ def checked(z: ArrayLike, y: ArrayLike, folds: int) -> tuple[NDArray[np.float64]
     """Check that embeddings and classes allow ``folds`` stratified folds; returns both as arrays."""
     if callable(z):
         raise TypeError(f"evaluate: expected embeddings, got {type(z).__name__}: graph.embed(encoder, data), data.y.")
+    z = z.detach().cpu() if hasattr(z, "detach") else z
     z, y = np.asarray(z, dtype=np.float64), np.asarray(y)
     if z.ndim != 2 or y.shape != z.shape[:1]:
         raise ValueError(f"evaluate: expected shapes (graphs, width) and (graphs,), got {z.shape} and {y.shape}.")

@@ -122,7 +122,16 @@ def _encoded(encoder: nn.Module, batch: Batch) -> Tensor:
         signature(encoder.forward).bind(*arguments)
     except TypeError:  # without the number of graphs, a last one that has no nodes left gets no row
         arguments.pop()
-    return encoder(*arguments)  # type: ignore[no-any-return]
+    try:
+        signature(encoder.forward).bind(*arguments)
+    except TypeError as error:
+        name = type(encoder).__name__
+        raise TypeError(f"encoder: expected forward(x, edge_index, batch), but that of {name}: {error}.") from None
+    z = encoder(*arguments)
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+        raise TypeError(f"encoder: expected one tensor (graphs, width), got {got}; wrap it in a module that does.")
+    return z
 
 
 @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -258,5 +259,8 @@ def test_labels_are_named_though_other_names_are_closer():
     names = {"labels": torch.arange(4), **{f"pid{i}": [i] for i in range(9)}, "inputs": {"label": torch.arange(4)}}
     with pytest.raises(ValueError, match=r"Also: labels\."):
         at_path("pid", names)
-    with pytest.raises(ValueError, match=r'Did you mean labels or inputs\["label"\]\?'):
+    with pytest.raises(ValueError, match=r"""Did you mean 'labels' or inputs\["label"\]\?"""):
         at_path("label", names)
+    dataset = SimpleNamespace(targets=torch.arange(9))  # as lightly's scripts have: of all images, not of a batch
+    with pytest.raises(ValueError, match=r"Did you mean 'target' or dataset\.targets\?"):
+        at_path("targets", {"target": torch.arange(4), "dataset": dataset})

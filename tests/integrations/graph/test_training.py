@@ -250,6 +250,34 @@ def test_an_encoder_that_does_not_pool_is_told_so(data):
         graph.embed(Nodes(data.x.shape[1], 4), data)
 
 
+class WithData(torch.nn.Linear):
+    def forward(self, data):
+        return super().forward(data.x)
+
+
+class WithNodes(torch.nn.Linear):
+    def forward(self, x, edge_index, batch):
+        z = super().forward(x)
+        return z, z
+
+
+@pytest.mark.parametrize(
+    ("encoder", "said"),
+    [
+        (WithData, r"expected forward\(x, edge_index, batch\), but that of WithData: too many"),
+        (WithNodes, r"expected one tensor \(graphs, width\), got tuple"),
+    ],
+)
+def test_an_encoder_of_another_form_is_told_so(data, encoder, said):
+    with pytest.raises(TypeError, match=said):
+        graph.embed(encoder(data.x.shape[1], 4), data)
+
+
+def test_embeddings_with_a_gradient_are_evaluated(data):
+    z = torch.randn(len(data), 4, requires_grad=True)
+    assert graph.evaluate(z, data.y, folds=2).folds == graph.evaluate(z.detach().numpy(), data.y, folds=2).folds
+
+
 def test_a_last_graph_alone_is_left_out_of_an_epoch():
     generator = torch.Generator().manual_seed(0)
     seen = [index.tolist() for index in training.batches(9, 4, generator)]

@@ -28,6 +28,7 @@ from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.summary import digits
 from counterpoint.integrations.report.words import reading
+from counterpoint.integrations.store.run import TUNING
 from counterpoint.plugins.printing import visible
 
 ADNCE = cp.objective("adnce:t=0.15,mu=0.7,sigma=1").label  # with the paper's settings for MUTAG
@@ -56,6 +57,17 @@ def test_numbers_by_hand(tmp_path):
     assert (one.pairs, one.difference) == (4, pytest.approx(np.mean(gaps)))
     assert one == compare(base, {OTHER: other}, 0.5)[OTHER]
     assert column.cells[BASE].difference is None
+
+
+def test_rows_are_said_to_be_chosen_where_they_were(tmp_path):
+    """A search for one script says nothing of the rows of another."""
+    untuned = make(tmp_path, {("a.py", BASE): noisy(70, 3)}, "compare")
+    untuned += make(tmp_path, {("a.py", "host"): noisy(70, 3)}, "compare", objective="host", label="host")
+    scripts = "a.py", "b.py"
+    tuning = {name: make(tmp_path, {(name, BASE): noisy(70, 2)}, "compare", purpose=TUNING) for name in scripts}
+    for name, said in (("a.py", True), ("b.py", False)):
+        notes = " ".join(report.summarise(untuned + tuning[name]).notes)
+        assert ("host is your loss as it is, the other rows were chosen" in notes) is said
 
 
 @pytest.mark.parametrize(("mean", "places"), [(412.0, 1), (-70.0, 2), (0.7, 4), (0.012, 4), (3.14e-8, 10), (0.0, 4)])
