@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``counterpoint inject``."""
     parser.add_argument("host", nargs="?", help="the host code base; --list shows them")
     add_options(parser)
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- [torchrun] train.py, or -m module, and its words")
 
 
 def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> None:

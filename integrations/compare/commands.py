@@ -59,7 +59,7 @@ def add_arguments(
     parser.description = description
     parser.add_argument("host", nargs="?", help="the code base of the script, as for inject; auto finds its loss")
     _add_flags(parser, kind, objectives)
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- train.py, or -m module, and its own arguments")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="-- [torchrun] train.py, or -m module, and its words")
     parser.set_defaults(check=_check)
 
 
