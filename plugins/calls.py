@@ -17,7 +17,7 @@ from counterpoint.batch.same import numbered
 from counterpoint.names import nearest
 from counterpoint.values import FromHost
 
-from .finder.recognise import UNDERFLOW, targets_of
+from .finder.recognise import UNDERFLOW, keys_of, targets_of
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
 from .scales import Scales, number_of
@@ -336,7 +336,9 @@ def _unlabeled(
             raise SeamError(f"logits: {where} is not a call of cross entropy: which columns are the positives? {HOW}")
         if input.dim() < 2:
             raise SeamError(f"logits: {where}: expected logits (..., anchors, keys), got {tuple(input.shape)}")
-        how: dict[str, Any] = {"keys": _dimension(args, kwargs, input) if name not in ("exp", _BINARY) else -1}
+        how: dict[str, Any] = {"keys": -1 if name in ("exp", _BINARY) else keys_of(input, args, **kwargs)}
+        if how["keys"] is None:
+            raise SeamError(f"logits: {where}: expected one dimension of keys")
         if calls.seam.options.get("way") == "columns":
             how["keys"] = -2
         positives, how["targets"] = positives_of(text, frame, input.movedim(how["keys"], -1))
@@ -364,7 +366,7 @@ def _unlabeled(
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
         if (base := input._base) is not None and base.dim() > 1 and base.data_ptr() == input.data_ptr():
             turned = base.shape == input.mT.shape and base.stride() == input.mT.stride()
-            logits.keys = {-1: -2, -2: -1}[logits.keys] if turned else logits.keys
+            logits.keys = {-1: -2, -2: -1}.get(logits.keys, logits.keys) if turned else logits.keys
             input = base if turned or base.shape == input.shape else input
         if input not in calls.hooked:
             logits.hook(input)
@@ -372,15 +374,6 @@ def _unlabeled(
         return original(given, *args, **kwargs)
 
     return call
-
-
-def _dimension(args: tuple[Any, ...], kwargs: dict[str, Any], input: Tensor) -> int:
-    dim = args[0] if args else kwargs.get("dim", -1)
-    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
-    dim = int(input.dim() != 3) if dim is None else dim  # as torch chooses it for nn.LogSoftmax()
-    if not isinstance(dim, int):
-        raise SeamError(f"logits: expected one dimension of keys, got {dim}")
-    return dim - input.dim() if dim >= 0 else dim
 
 
 def positives_of(text: str, frame: FrameType, logits: Tensor) -> tuple[Tensor | None, Tensor | None]:

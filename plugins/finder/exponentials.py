@@ -6,7 +6,7 @@ import math
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 
 import torch
@@ -87,6 +87,10 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
             (gradient,) = gradients(by, [sink.x], outer)
         if gradient is None or not bool((gradient != 0).any()):
             continue  # of a metric, which may have been changed in place since
+        beginning = begin(sink, products)
+        if sink.keys != -1:
+            x, gradient = (each.movedim(sink.keys, -1) for each in (sink.x, gradient))
+            sink = replace(sink, x=x, walk=watch.walk(x, {"Tanh"}), alike={})
         finding: Finding = {"doubts": []}
         raw = measure(watch, sink, products, finding)
         if raw is None:
@@ -104,7 +108,7 @@ def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Beg
                 done |= {id(product) for product in products}
                 if found and (form is None or are_soft):  # targets that ramp in are almost ones and zeros
                     form = _of_targets(sink, targets, error)
-                finding = _judged(watch, [unit], form, root, begin(sink, products)) | {"targets": [*found]}
+                finding = _judged(watch, [unit], form, root, beginning) | {"targets": [*found]}
                 yield finding | ({"columns": name, "positives": f"soft targets {name}"} if are_soft else {})
                 continue
         rest.append((sink, products))
@@ -240,9 +244,10 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
             "weighted": form.weighted,
         }
         # positives of a batched product are on each of its diagonals
-        flattened = products[0].kind != "matrix" or (group[0].logits and sink.x.dim() < 3)
-        groups = 1 if flattened else math.prod(products[0].a.shape[:-2])
-        rule = (RULES | {f"the diagonal of each of {groups} parts": "diagonal"}).get(str(finding["positives"]))
+        shape = sink.x.shape if group[0].logits else products[0].a.shape
+        groups = math.prod(shape[:-2]) if group[0].logits or products[0].kind == "matrix" else 1
+        batched = {"column 0": "0", f"the diagonal of each of {groups} parts": "diagonal"}
+        rule = (batched if groups > 1 else RULES).get(str(finding["positives"]))
         width = sum(unit.s.shape[1] for unit in group if not unit.single)
         apart = not bool((form.positives.sum(1) > 1).any())  # no positive beside that of a product of its own
         if apart and any(unit.single for unit in group) and form.positives.shape[1] > width > 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -255,6 +256,14 @@ def targets_of(labels: Tensor, logits: Tensor, smoothing: float = 0.0, ignore_in
     else:
         return None
     return (1 - smoothing) * targets + targets.sum(-1, keepdim=True) * (smoothing / logits.shape[-1])
+
+
+def keys_of(x: Tensor, args: Sequence[Any], dim: Any = -1, **_: Any) -> int | None:
+    """Return the dimension of keys, from the end, of a call whose arguments after ``x`` these are; None for several."""
+    dim = args[0] if args else dim
+    dim = dim[0] if isinstance(dim, (tuple, list)) and len(dim) == 1 else dim
+    dim = int(x.dim() != 3) if dim is None else dim  # as torch chooses it for nn.LogSoftmax()
+    return (dim - x.dim() if dim >= 0 else dim) if isinstance(dim, int) else None
 
 
 def explaining(

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from ..sites import caller, is_own, names_at
 from .frames import Place, arguments, frames, parameter_name, place
 from .products import DIFFERENCES, FACTORS, MATRICES, PRODUCTS, Product, name_of, operands, tolerance_of, words
+from .recognise import keys_of
 
 SINKS = {"cross_entropy": "cross entropy", "exp": "exponentials", "exp_": "exponentials"}
 SINKS |= {name: name for name in ("nll_loss", "log_softmax", "logsumexp")} | {"log": "logarithm of a softmax"}
@@ -74,6 +75,7 @@ class Sink:
     alike: dict[str, Tensor] = field(default_factory=dict)  # variables of the shape of the logits, at the call
     soft_edges: dict[str, GradientEdge] = field(default_factory=dict)  # of those, and labels, that have a gradient
     edge: GradientEdge | None = None  # of the output
+    keys: int = -1  # the dimension along which they compete
 
     @property
     def tolerance(self) -> float:
@@ -229,6 +231,8 @@ class Watch(TorchFunctionMode):
             return out
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
         sink.edge = get_gradient_edge(out)
+        if name in ("log_softmax", "logsumexp") and x.dim() > 2:
+            sink.keys = keys_of(x, args[1:], **kwargs) or -1
         if name in ("cross_entropy", "nll_loss"):
             options = inspect.signature(func).bind(*args, **kwargs).arguments
             labels, _ = options.pop("target"), options.pop("input")

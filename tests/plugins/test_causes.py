@@ -316,7 +316,7 @@ def loss(a, b):
 """,
         "infonce",
         0,
-        "--positives gradient --objective",
+        "--positives diagonal --objective",
     ),
     "losses that the script weights by itself": (
         """

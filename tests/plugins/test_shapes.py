@@ -570,3 +570,43 @@ def test_a_fork_is_not_known_by_losses_of_its_own(find, tmp_path, name):
     found = find(SCRIPT.replace("{code}", code))
     assert found.data["hosts"] == (["moco"] if name == "moco/builder.py" else [])
     assert ("moco" in [command[2] for command in found.data["commands"]]) == (name == "moco/builder.py")
+
+
+KEYS_BETWEEN = {
+    "nn.LogSoftmax": "return -torch.nn.LogSoftmax(dim=1)(x).diagonal(dim1=1, dim2=2).mean()",
+    "a mask": "p = F.log_softmax(x, 1); return -(p * torch.eye(5).unsqueeze(0)).sum() / 10",
+    "logsumexp": "return (torch.logsumexp(x, 1) - x.diagonal(dim1=1, dim2=2)).mean()",
+}
+
+
+@pytest.mark.parametrize("form", KEYS_BETWEEN)
+def test_keys_that_are_neither_the_first_nor_the_last_dimension(check, form):
+    """The keys of (parts, keys, anchors) compete, and there are more anchors than rows of the first dimension."""
+    code = "def loss(a, b):\n    x = norm(a).view(2, 5, 5) @ norm(b).view(2, 5, 5).mT / 0.3\n    " + KEYS_BETWEEN[form]
+
+    def parts(objective, a, b, _):
+        s = F.normalize(a, dim=-1).view(2, 5, 5) @ F.normalize(b, dim=-1).view(2, 5, 5).mT
+        return torch.stack([objective.from_logits(x.T, torch.arange(5)) for x in s]).mean()
+
+    (loss,) = check(code, parts, "0.3").losses
+    assert (loss["form"], loss["columns"]) == ("infonce", "diagonal")
+
+
+PARTS_FIRST = """
+def loss(a, b):
+    x = torch.einsum("ad,bcd->{order}", norm(a), norm(b).view(2, 5, 5)) / 0.3
+    return -{positives}.mean()
+"""
+
+
+@pytest.mark.parametrize("keys", [0, 2])
+def test_a_diagonal_of_rows_that_are_in_parts(check, keys):
+    """All 10 anchors compete for each key; as (2, 5) rows, their positives are on no diagonal of a part."""
+    positives = f"F.log_softmax(x, {keys}).movedim({keys}, 2).reshape(10, 10).diagonal()"
+
+    def rows(objective, a, b, _):
+        return objective.from_logits(F.normalize(b, dim=-1) @ F.normalize(a, dim=-1).T, torch.arange(10))
+
+    code = PARTS_FIRST.format(order="abc" if keys == 0 else "bca", positives=positives)
+    (loss,) = check(code, rows, "0.3").losses
+    assert (loss["positives"], loss["columns"]) == ("the diagonal", "gradient")
