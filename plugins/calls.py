@@ -156,7 +156,7 @@ class Calls:
         half = x.dtype in (torch.float16, torch.bfloat16) and not torch.is_autocast_enabled(x.device.type)
         told = self.seam.told(lambda: names_at(frame))
         if positives is not None and world_size() == 1:
-            told = {name: _of_keys(name, values, positives, seen.shape[-1]) for name, values in told.items()}
+            told = {name: of_keys(name, values, positives, seen.shape[-1]) for name, values in told.items()}
         found = Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
         kind = self.kinds.get(site)
         if isinstance(kind, tuple) and (not kind[1] or kind[0] == self.seam.calls):
@@ -164,7 +164,7 @@ class Calls:
         return found
 
 
-def _of_keys(name: str, values: Any, columns: Tensor, keys: int) -> Any:
+def of_keys(name: str, values: Any, columns: Tensor, keys: int) -> Any:
     """Return a number per key where values are of a whole batch, whose anchors a cached loss takes in parts."""
     listed = isinstance(values, (list, tuple)) or (isinstance(values, Tensor) and values.dim() > 0)
     count = len(values) if listed and name in ("ids", "labels", "duplicates") else 0

@@ -255,6 +255,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         if not rule or (form.way != "both" and finding["processes"] > 1):  # the diagonal is that of the first process
             rule = "gradient"
         if rule and form.error <= sink.tolerance and len(group) == 1 and not group[0].single:
+            finding["_positives"] = form.positives
             if group[0].logits:
                 finding["columns"] = rule
             if not group[0].logits or (finding["shifted"] and products[0].values().shape == sink.x.shape):
@@ -314,4 +315,7 @@ def _lines(group: Sequence[_Unit], scale: float) -> Finding:
     if not apart or {product.distance, other.distance} != {None}:
         return {}
     line = other.place.line if other.place.file == product.place.file else other.place.short
-    return {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}
+    gaps, columns = (matrix.s - single.s.repeat(len(matrix.s) // len(single.s), 1)).abs().min(1)
+    are_keys = bool((gaps <= 1e-4 * matrix.s.abs().max()).all())
+    found: Finding = {"product": f"{product.place.short},{line}", "product_scales": [scale, scale * other.factor]}
+    return found | {"_positives": columns if are_keys else None}

@@ -128,7 +128,7 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
     finding["ours"] = finding["gradient_difference"] < tolerance and finding["value_difference"] < tolerance
     if not finding["ours"]:
         return finding
-    finding |= {"form": "siglip", "positives": layout(positives) or "the entries of a mask"}
+    finding |= {"form": "siglip", "positives": layout(positives) or "the entries of a mask", "_positives": positives}
     if finding["positives"] == "the diagonal" and sink.place.call.partition("(")[0].endswith("logsigmoid"):
         finding["columns"] = "diagonal"
     finding["replace"] = call = function_of(watch, sink, root, finding, [f"siglip:b={measured['bias']:.6g}"])
@@ -157,6 +157,7 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
     targets = targets_of(labels, x, options.pop("label_smoothing", 0.0), ignore)
     if labels.is_floating_point():
         labels = labels > 0 if targets is None else columns_of(targets, ignore)
+    finding["_positives"] = labels if labels.dtype == torch.bool else labels.masked_fill(labels == ignore, -100)
     if labels.dtype == torch.bool:
         finding |= {"form": "supcon", "positives": "the entries with a target, which is the same in a row"}
     else:

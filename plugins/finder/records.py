@@ -15,6 +15,7 @@ _Seen = TypedDict("_Seen", {  # where logits reach a loss, and the embeddings th
     "kind": str, "site": str, "file": str, "line": int, "function": str, "call": str, "logits": list[int],
     "products": list[dict[str, Any]], "processes": int, "told": dict[str, dict[str, Any]], "names": list[str],
     "doubts": list[str], "repeats": bool, "_sink": Any, "_logits": Tensor, "_products": Sequence[Product],
+    "_positives": Tensor | None,
 }, total=False)  # fmt: skip
 
 _Measured = TypedDict("_Measured", {  # how logits follow from similarities: by one factor, or as scores that have none

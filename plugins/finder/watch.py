@@ -70,6 +70,7 @@ class Sink:
     options: dict[str, Any] = field(default_factory=dict)
     frames: list[tuple[FrameType, dict[str, Tensor]]] = field(default_factory=list)
     """Frames of the call, from the innermost outwards, with their arguments as passed."""
+    at_call: dict[FrameType, set[str]] = field(default_factory=dict)  # the names that each frame had
     scale_names: dict[str, Tensor] = field(default_factory=dict)  # variables that hold one number with a gradient
     names: dict[int, str] = field(default_factory=dict)  # of learned numbers, by id
     alike: dict[str, Tensor] = field(default_factory=dict)  # variables of the shape of the logits, at the call
@@ -254,6 +255,7 @@ class Watch(TorchFunctionMode):
         stack = list(frames())
         sink = Sink(kind, place(stack[0]), x, output, walk)
         sink.frames += [(f, self.passed.get(f, {})) for f in stack[:8]]
+        sink.at_call = {f: {*f.f_locals} for f in stack}
         for frame in reversed(stack[:3]):
             for name, value in frame.f_locals.items():
                 if isinstance(value, Tensor) and value.numel() == 1 and value.requires_grad:

@@ -156,6 +156,35 @@ def loss(z, y):
         ),
         {"y", "ids"},
     ),
+    "keys of each anchor's own, with the positive in column 0": (
+        "",
+        """
+def loss(a, b):
+    x = torch.cat([(norm(a) * norm(b)).sum(1, keepdim=True), norm(a) @ norm(views()[0].detach()).T], 1)
+    return F.cross_entropy(x / 0.1, torch.zeros(N).long())
+
+"""
+        + LOOP.format(values="own = drawn(); a, b = views()", call="a[own], b[own]"),  # nor the equal embeddings
+        set(),
+    ),
+    "keys of each anchor's own, in a batch of products": (
+        "",
+        """
+def loss(a, b):
+    x = torch.cat([b.unsqueeze(1), views()[0].detach().expand(N, N, 5)], 1) @ a.unsqueeze(2)
+    return F.cross_entropy(x / 0.1, torch.zeros(N, 1).long())
+
+"""
+        + LOOP.format(values="own = drawn()", call="*views()"),
+        set(),
+    ),
+    "a name that is assigned after the loss was computed": (
+        "",
+        CROSS_ENTROPY.replace("return", "value =")
+        + "    own = drawn()\n    return value\n"
+        + LOOP.format(values="y = drawn()", call="*views()"),
+        {"y"},
+    ),
     "data of a library that calls the script": (
         "import os, sys; sys.path.insert(0, os.path.abspath('site-packages')); import library",
         CROSS_ENTROPY
@@ -183,6 +212,7 @@ def test_what_is_said_works(find, tmp_path, monkeypatch, capsys, name):
     library.write_text("def fit(loss, views):\n    rows = list('aabbccdd')\n    loss(*views()).backward()\n")
     found = find(SCRIPT.replace("{more}", more).replace("{code}", code))
     assert {each["path"] for each in found.data["told"]} == paths, found.err
+    assert '"host; duplicates"' not in found.err
     assert not found.data["errors"]
     (command,) = found.data["commands"]
     at = command.index("--objective") + 1
