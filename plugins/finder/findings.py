@@ -117,7 +117,7 @@ def _binary(watch: Watch, sink: Sink, root: Tensor, finding: Finding) -> Finding
     measure_bias(turned, product, raw, logits, measured)
     x, gradient = (y.detach().double().flatten(0, -2) for y in (logits, total))  # products may be a batch of one
     positives = gradient < 0
-    if measured["doubts"] or measured["bias"] is None or not bool(positives.any(1).all()):
+    if measured["doubts"] or measured["bias"] is None or x.shape[1] < 2 or not bool(positives.any(1).all()):
         return finding
     finding |= measured
     scale, bias, siglip = finding["scale"], finding["bias"] or 0.0, objective("siglip:t=host,b=host")

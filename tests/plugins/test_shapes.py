@@ -202,6 +202,18 @@ def test_pairs_with_labels_are_named_and_hold_nothing_back(check):
     assert [loss["form"] for loss in found.losses] == ["infonce", "binary", "binary"]
 
 
+def test_pairs_that_are_multiplied_in_batches_of_one_key(find):
+    """As in the triplet loss of TNC."""
+    pairs = "(a.view(N, 1, 5) @ z.view(N, 5, 1))"
+    terms = [
+        f"F.logsigmoid({sign}{pairs.replace('z', other)}).mean()" for sign, other in (("", "b"), ("-", "b.roll(1, 0)"))
+    ]
+    found = find(SCRIPT.replace("{code}", f"def loss(a, b):\n    return -{' - '.join(terms)}\n"))
+    assert not found.data["errors"]
+    assert [loss["form"] for loss in found.losses] == ["binary", "binary"]
+    assert "each pair by itself" in found.err
+
+
 MIXED = """
 def loss(a, b):
     logits, shares = norm(a) @ norm(b).T * 8, torch.arange(N).double() / 20 + 0.3

@@ -564,7 +564,9 @@ MEMBERS = {
         )
     },
     **{
-        f"TNC {title}": Member("TNC_representation_learning", TNC + how, [(file, form, scale, "")], command)
+        f"TNC {title}": Member(
+            "TNC_representation_learning", TNC + how, [(file, form, scale, "")] * (1 + (title == "triplet")), command
+        )
         for title, how, file, form, scale, command in (
             ("neighbors", NEIGHBORS, "tnc.py", UNKNOWN, 0.0, ""),
             ("CPC", PREDICTIVE, "cpc.py", IN, 1.0, ANY),
