@@ -299,7 +299,7 @@ def columns(labels: Tensor, counted: Tensor | None = None, keys: int = 0) -> str
     first = int(labels[0] - step * at[rows][0]) if len(labels) else 0
     rules = {"column 0": at * 0} if n == 1 else {}
     rules |= {"the diagonal": at, "column 0": at * 0, f"the diagonal from column {first}": at + first}
-    rules |= {f"every {step}th column from column {first}": at * step + first} if step > 1 else {}
+    rules |= {f"columns {first}, {first + step}, ... in steps of {step}": at * step + first} if step > 1 else {}
     partners = {"the row half a batch further": (at + n // 2) % max(n, 1), "the neighbour in the batch": at ^ 1}
     rules |= partners
     if keys == n - 1:

@@ -125,7 +125,7 @@ class Own(Model):
 model = Own()
 train(lambda a, b: model(norm(a[:4]), norm(b)).loss)
 """,
-        [("driver.py", IN, 50, "3th column")],
+        [("driver.py", IN, 50, "steps of 3")],
         SITE,
         needs=("datasets",),
     ),
@@ -156,7 +156,7 @@ class Own(EncoderModel):
 model = Own()
 train(lambda a, b: model({"x": norm(a[:4])}, {"x": norm(b)}).loss)
 """,
-        [("encoder.py", IN, 50, "3th column")],
+        [("encoder.py", IN, 50, "steps of 3")],
         SITE,
         needs=("transformers.modeling_utils",),
     ),
@@ -272,8 +272,8 @@ for _ in range(6):
             ("cross-encoder", "CrossEncoder", "cross.MultipleNegativesRankingLoss(model)", []),
         )
     },
-    "GradCache": Member(folder="GradCache", code=CACHED, losses=[("loss.py", IN, 1, "2th column")], command=SITE),
-    "DPR": Member(folder="DPR", code=DPR, losses=[("biencoder.py", IN, 1, "2th column")], command=SITE),
+    "GradCache": Member(folder="GradCache", code=CACHED, losses=[("loss.py", IN, 1, "steps of 2")], command=SITE),
+    "DPR": Member(folder="DPR", code=DPR, losses=[("biencoder.py", IN, 1, "steps of 2")], command=SITE),
     "Contriever, in batch": Member(
         folder="contriever",
         code=CONTRIEVER

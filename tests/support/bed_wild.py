@@ -386,7 +386,7 @@ train(lambda a, b: criterion(torch.cat([norm(a), norm(b).detach()]), labels, hea
     "ms-swift, equal groups": Member(
         "ms-swift",
         SWIFT + "train(lambda a, b: criterion(*grouped(a, b, [3] * 6)))\n",
-        [("embedding.py", IN, 10, "3th column")],
+        [("embedding.py", IN, 10, "steps of 3")],
         ANY,
         needs=("accelerate", "transformers.modeling_utils"),
     ),
@@ -404,7 +404,7 @@ train(lambda a, b: criterion(torch.cat([norm(a), norm(b).detach()]), labels, hea
 os.environ |= {"INFONCE_INCLUDE_QQ": "True", "INFONCE_INCLUDE_DD": "True", "INFONCE_MASK_FAKE_NEGATIVE": "True"}
 train(lambda a, b: criterion(*grouped(a, b, [3] * 6)))
 """,
-        [("embedding.py", IN, 10, "3th column")],
+        [("embedding.py", IN, 10, "steps of 3")],
         ANY,
         needs=("accelerate", "transformers.modeling_utils"),
     ),
@@ -436,7 +436,7 @@ from gritlm.training.model import DistributedContrastiveLoss
 criterion = DistributedContrastiveLoss(0.02, False)
 train(lambda a, b: criterion(norm(a[:6]), norm(b)))
 """,
-        [("model.py", IN, 50, "2th column")],
+        [("model.py", IN, 50, "steps of 2")],
         ANY,
         needs=("transformers.modeling_utils",),
     ),
