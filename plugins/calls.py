@@ -158,6 +158,7 @@ class Calls:
         if positives is not None and world_size() == 1:
             told = {name: of_keys(name, values, positives, seen.shape[-1]) for name, values in told.items()}
         found = Logits(self.seam, site, where, own, positives, options, both=both, later=float(half), told=told, **how)
+        found.values = self.scales.values
         kind = self.kinds.get(site)
         if isinstance(kind, tuple) and (not kind[1] or kind[0] == self.seam.calls):
             self.kinds[site] = (self.seam.calls, [*kind[1], found])

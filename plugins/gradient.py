@@ -30,7 +30,7 @@ from counterpoint.treatments import Treatment
 from counterpoint.values import FromHost
 from counterpoint.vectors import widen
 
-from .finder.recognise import HALF, UNDERFLOW, digits, exact_sums, positives_by_gradient, weights_of
+from .finder.recognise import HALF, UNDERFLOW, digits, exact_sums, other_denominator, positives_by_gradient, weights_of
 from .host import DifferenceError, Seam, SeamError, is_first_process
 from .later import add_later
 
@@ -189,6 +189,7 @@ class Logits(Replaced):
         floor: logits that are so much smaller than the largest of their row are masked.
         targets: soft targets ``(..., anchors, keys)``, whose largest are the positives, columns; a row may sum to any
             number, its weight, and counts if that is not zero.
+        values: numbers that the script has computed in this step, as far as they are known.
     """
 
     kind = "logits"
@@ -208,6 +209,7 @@ class Logits(Replaced):
     targets: Tensor | None = None
     scaled: bool = True
     floor: float = torch.inf
+    values: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         self.told = {{"labels": "classes"}.get(k, k): v for k, v in self.told.items()}
@@ -380,6 +382,10 @@ class Logits(Replaced):
         if weighs and (each := weights_of(g.flatten(0, -2), whole[1].flatten(0, -2), allowed)) is not None:
             each = each.view(*ones.shape, 1)
             weights, error, y = each.squeeze(-1) * ones, float((g - each * whole[1]).abs().max() / g.abs().max()), x
+            leaves = [x.detach().requires_grad_(), *self.learned]
+            losses = functools.partial(self._loss, leaves=leaves, positives=positives)
+            if not self.apart and (wrong := other_denominator(own, losses, leaves[0], g, allowed, self.values)):
+                raise DifferenceError(f"in call {self.seam.calls}, the weighted losses at {self.where} {wrong}")
         self.conclude(error, dtype, allowed)
         return weights, y
 

@@ -44,16 +44,21 @@ class Scales:
         self.measured: dict[str, list[Finding | None]] = {}
         self.calls: dict[str, int] = {}
         self.watch: Watch | None = None
+        self.values: list[float] = []  # that the script has computed in this step, if weights are to be proved by them
         self.start()
         seam.at_end.append(self.stop)
 
     def start(self) -> None:
-        self.watch = Watch(lambda *_: None, products_only=True)
+        self.watch = Watch(self._at_backward, products_only=True)
         self.watch.start()
 
     def stop(self) -> None:
         if self.watch is not None and self.watch.stop():
             self.watch = None
+            self.values.clear()
+
+    def _at_backward(self, watch: Watch, root: Tensor) -> None:
+        self.values[:] = map(float, watch.scalars) if self.seam.options.get("weighted") else ()
 
     def at(self, frame: FrameType, where: str, logits: Tensor, biased: bool = False) -> float | Tensor | None:
         """Return the scale of ``logits``, which ``frame`` passes on at ``where``; None before it could be measured."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from counterpoint.base import Objective, objective
 from counterpoint.batch.ready_made import MASKED
+from counterpoint.objectives.infonce import InfoNCE
 from counterpoint.vectors import widen
 
 UNDERFLOW = 60.0  # exponents that are smaller, relative to the largest of their row, may have no gradient
@@ -207,6 +208,27 @@ def weights_of(gradient: Tensor, expected: Tensor, tolerance: float) -> Tensor |
     falls, rises = bool((steps <= tolerance).all()), bool((steps >= -tolerance).all())
     few = int((steps.abs() > 1e-6).sum()) <= len(steps) / 2  # such as 0 and 1, by a threshold
     return weights if few or not (falls or rises) else None
+
+
+def other_denominator(
+    own: Objective, loss: Callable[..., Tensor], x: Tensor, gradient: Tensor, tolerance: float, values: Sequence[float]
+) -> str:
+    """Say that the script's value is that of the other denominator, whose gradients weigh otherwise, if that is so.
+
+    ``loss`` is one of logits ``x``, given the objective and ``weights=`` of the anchors. Values prove nothing against
+    ``own``, InfoNCE: the script may add other terms before it has a number.
+    """
+    if type(own) is not InfoNCE or not values:
+        return ""
+    sums, ones = list[float](), torch.ones_like(gradient[..., 0])
+    other = own.replace(denominator="with_positive" if own.denominator == "negatives" else "negatives")
+    for each in (own, other):
+        (expected,) = torch.autograd.grad(loss(each, weights=ones), x)
+        weights = weights_of(gradient.flatten(0, -2), expected.flatten(0, -2), tolerance)
+        sums.append(torch.nan if weights is None else float(loss(each, weights=weights.view_as(ones)).detach()))
+    is_own, is_other = (any(abs(x - value) <= 0.1 * tolerance * abs(x) for value in values) for x in sums)
+    found = f"sum to {sums[0]:.6g} as {own}, but the script's to {sums[1]:.6g}, as {other}: expected that as --own"
+    return found if is_other and not is_own else ""
 
 
 def _choose(

@@ -191,7 +191,12 @@ class Watch(TorchFunctionMode):
                 self._product(name, args, kwargs, out)
         elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
-        if self.sinks and isinstance(out, Tensor) and out.numel() == 1 and out.grad_fn is not None:
+        if (
+            (self.sinks or self.products_only)
+            and isinstance(out, Tensor)
+            and out.numel() == 1
+            and out.grad_fn is not None
+        ):
             self.scalars.append(out.detach().clone())
         return out
 

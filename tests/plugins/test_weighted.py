@@ -195,6 +195,21 @@ def test_refused_in_the_first_call(launch, words):
     assert "in call 1, the gradient at toy.py:13 is not that of infonce:t=host" in said
 
 
+@pytest.mark.parametrize("own", ["infonce:t=0.2", "infonce:t=0.2,denominator=negatives"])
+@pytest.mark.parametrize("form", ["exponentials", "negatives"])
+@pytest.mark.parametrize("alone", [True, False], ids=["alone", "with another term"])
+def test_a_wrong_denominator_is_refused_by_the_value(launch, form, own, alone):
+    """Its gradient is parallel, so that weights explain it; a value that is nowhere says nothing."""
+    words = ["logits", "--site", "toy.py:loss_of", "--positives", "diagonal", "--weighted", "--own", own]
+    loss = FORMS[form] if alone else FORMS[form].replace("-(torch.log", "(1 - torch.log")
+    code, said, _ = launch([*words, "--objective", "hcl:t=0.4"], loss)
+    if alone and ("negatives" in own) != (form == "negatives"):
+        sums = {float(x) for x in re.findall(r"to (\d+\.\d+)", said)}
+        assert (code, len(sums)) == (5, 2), said
+    else:
+        assert code == 0, said
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_weights_of(dtype):
     torch.manual_seed(0)
