@@ -232,7 +232,9 @@ class Watch(TorchFunctionMode):
         if rows and not are_labeled(x, walk.products):
             return out  # of ranked pairs, BPR's
         if x.is_complex() or all(self.is_head(product) for product in walk.products):
-            what = ", complex" if x.is_complex() else ", a product with parameters" if walk.products else ""
+            single = x.shape[-1] > 1 and {product.b.shape[:-1] for product in walk.products} == {(1,)}
+            of = ", scores that a layer computes one by one" if single else ", a product with parameters"
+            what = ", complex" if x.is_complex() else of * bool(walk.products)
             self._count(f"{kind} of {tuple(x.shape)}{what}")
             return out
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place

@@ -308,13 +308,16 @@ def _nothing_words(data: Findings) -> list[str]:
         lines.append("  The script ended before it called backward(): give it arguments with which it trains.")
     elif data["ended_early"] and not data.get("failed"):
         lines.append(f"  The script ended by itself after {data['backwards']} calls of backward().")
-    if data["survey"]:
-        lines.append("  Seen instead:")
-        lines += [f"    {row['site']}: {row['call']}, {row['times']} times" for row in data["survey"]]
+    seen = [f"    {row['site']}: {row['call']}, {row['times']} times" for row in data["survey"]]
+    lines += ["  Seen instead:", *seen] * bool(seen)
+    scored = [f"--site {x['site']} " for x in data["survey"] if re.match("cross entropy .* one by one", x["call"])]
+    if scored:
+        lines.append("  If those of a row are a cross encoder's, of candidates, this replaces the loss:")
+        lines.append(f"    counterpoint inject logits {''.join(scored)}--scale 1 --objective infonce:t=1 -- ...")
     if data["backwards"] and not data["losses"]:
         words = "--replace 'FILE:FUNCTION(a, b)' --as pairing=one_way --own infonce:t=T --objective hcl:t=T -- ..."
-        lines.append("  If a function of embeddings computes one, name it and its form; a wrong form is refused:")
-        lines.append(f"    counterpoint inject function {words}")
+        text = "  If a function of embeddings computes one, name it and its form; a wrong form is refused:"
+        lines += [text, f"    counterpoint inject function {words}"]
     return lines
 
 

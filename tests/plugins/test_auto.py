@@ -126,6 +126,20 @@ def test_nothing_is_found(find):
     assert find("print('no training')").code == 3
 
 
+def test_scores_of_a_cross_encoder_have_a_command_by_hand(find, monkeypatch, capsys):
+    """Of which no product of embeddings tells that its columns are candidates."""
+    code = """
+head = torch.nn.Linear(5, 1)
+loss = lambda a, b: F.cross_entropy(head(a + b).view(-1, 4), torch.zeros(N // 4).long())
+"""
+    found = find(HARNESS.replace("{code}", code))
+    (line,) = (line for line in found.err.splitlines() if "inject logits --site" in line)
+    assert line.endswith(" --scale 1 --objective infonce:t=1 -- ...")
+    monkeypatch.setattr(torch.nn.functional, "cross_entropy", torch.nn.functional.cross_entropy)
+    assert inject.main([*line.split()[2:-1], "toy.py"]) == 0
+    assert "trained in" in capsys.readouterr().err
+
+
 def test_a_script_that_ends_early(find):
     found = find("import torch\nprint(torch.eye(3).exp())")
     assert "ended before it called backward()" in found.err
