@@ -71,6 +71,12 @@ class _Steps:
             offsets = [float(each.get("offset") or 0.0) for each in (finding, entry)]
             if abs(offsets[0] - offsets[1]) > 1e-4 and not entry.get("bias_variable"):
                 entry |= {"offset": None, "shifted": True}  # by a number that follows the batch
+            could = [{each["form"], *each.get("rivals", ())} for each in (entry, finding)]  # another step may tell
+            if entry["form"] in could[1]:
+                finding = finding | {"form": entry["form"]}
+            elif finding["form"] in could[0]:
+                entry |= {"form": finding["form"], "in_denominator": finding["in_denominator"]}
+            entry["rivals"] = sorted(map(str, could[0] & could[1] - {entry["form"]}))
             forms = {finding["form"], entry["form"]}
             if len(forms) == 2 and "infonce" in forms and (several := forms.intersection(SEVERAL)):
                 entry |= {"form": several.pop(), "product": "", "replace": None}  # InfoNCE of single positives
@@ -107,7 +113,10 @@ class _Steps:
 
     def write(self) -> None:
         if is_first_process():
-            losses = [{**loss, "told": self._told(loss)} for loss in self.losses.values()]
+            losses: list[Any] = [{**loss, "told": self._told(loss)} for loss in self.losses.values()]
+            for loss in losses:
+                alike = [f"batch and precision do not tell it from {name}" for name in loss.get("rivals", ())]
+                loss["doubts"] = [*loss["doubts"], *alike]
             survey = [{"site": s, "call": what, "times": n} for (s, what), n in self.watch.survey.items()]
             data = {
                 "steps": self.seam.calls,

@@ -283,9 +283,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
     if form is not None and form.error > sink.tolerance and not (replace and "epsilon" in replace["as"]):
         finding["doubts"].append("anchors do not weigh the same, as in log(p + epsilon)")
-    if rivals:
-        finding["doubts"].append(f"batch and precision do not tell it from {' or '.join(rivals)}")
-    return finding
+    return finding | {"rivals": rivals}
 
 
 def _is_known(finding: Finding, product: Product) -> bool:

@@ -35,7 +35,8 @@ _Compared = TypedDict("_Compared", {  # the objective that has its value and gra
     "form": str | None, "ours": bool, "value_difference": float, "gradient_difference": float, "positives": str,
     "in_denominator": bool, "reduction": str, "masked": float, "ignored": int, "self_similarity": bool, "way": str,
     "columns": str | None, "targets": list[str], "site_has_labels": bool, "product": str, "product_scales": list[float],
-    "other_direction": str, "replace": Replaced | None, "pairs": bool, "beside": bool, "weighted": bool,
+    "rivals": list[str], "other_direction": str, "replace": Replaced | None, "pairs": bool, "beside": bool,
+    "weighted": bool,
 }, total=False)  # fmt: skip
 
 

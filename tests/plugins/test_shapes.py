@@ -98,6 +98,26 @@ def test_log_probabilities_that_were_reshaped(check):
     assert (only["kind"], only["calls"] / only["steps"]) == ("log_softmax", 2)
 
 
+FAR = """
+def loss(a, b):
+    b = -a if torch.initial_seed() == STEP else b
+    return -F.log_softmax(norm(a) @ norm(b).T * 100, dim=0).diagonal().mean()
+"""
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+def test_a_step_that_does_not_tell_losses_apart(check, step):
+    """Where a positive is hardly likely, its place in the denominator does not matter; another step tells."""
+
+    def far(objective, a, b, _):
+        b = -a if torch.initial_seed() == step else b
+        return objective(b, a, pairing="one_way")
+
+    found = check(FAR.replace("STEP", str(step)), far, 1 / 100)
+    (only,) = found.losses
+    assert (only["form"], only["doubts"], only["in_denominator"]) == ("infonce", [], True)
+
+
 POLY = """
 def loss(a, b):
     logits = norm(a) @ norm(b).T * 8
