@@ -286,7 +286,7 @@ MEMBERS: dict[str, Member] = {
         f"dpr-scale{title}": Member(
             "dpr-scale",
             DPR_SCALE % options,
-            [("dpr_task.py", IN, 1, "every 2th")],
+            [("dpr_task.py", IN, 1, "steps of 2")],
             ANY,
             needs=("lightning.pytorch", "hydra"),
         )
@@ -309,8 +309,8 @@ MEMBERS: dict[str, Member] = {
             command,
         )
         for title, more, losses, command in (
-            ("", "", [("modeling.py", IN, 50, "every 2th")], ANY),
-            (", distilled", ", torch.randn(6, 2)", [("modeling.py", IN, 50, "every 2th")], ""),
+            ("", "", [("modeling.py", IN, 50, "steps of 2")], ANY),
+            (", distilled", ", torch.randn(6, 2)", [("modeling.py", IN, 50, "steps of 2")], ""),
         )
     },
     **{
@@ -336,7 +336,7 @@ train(lambda a, b: criterion(net(a), net(b)), modules=[net])
             command,
         )
         for title, distil, more, losses, command in (
-            ("", "False", "", [("dense_retrieval_model.py", IN, 1, "every 2th")], ANY),
+            ("", "False", "", [("dense_retrieval_model.py", IN, 1, "steps of 2")], ANY),
             (", distilled", "True", ", score=torch.randn(6, 2)", [], ""),
         )
     },
