@@ -205,7 +205,7 @@ def robust(
     points; an image counts as correct if it is classified correctly from each of them. The classifier maps images in
     ``[0, 1]`` to logits; ``x`` is such images, or ``uint8``.
     """
-    first = convert_image_dtype(x[:1].to(next(classifier.parameters()).device)).requires_grad_()
+    first = convert_image_dtype(x[:2].to(next(classifier.parameters()).device)).requires_grad_()
     with torch.enable_grad(), evaluation_mode(classifier):
         scores = classifier(first).sum()
     if not scores.requires_grad or torch.autograd.grad(scores, first, allow_unused=True)[0] is None:

@@ -1,7 +1,7 @@
 """The settings of an image run and of its evaluation, and the domain; imports neither torch nor a framework."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -173,8 +173,8 @@ class EvaluationSettings:
 
     def __post_init__(self) -> None:
         check(EvaluationSettings, vars(self))
-        given = self.epsilons if isinstance(self.epsilons, Sequence) else [self.epsilons]
-        object.__setattr__(self, "epsilons", tuple(given))
+        given = self.epsilons if isinstance(self.epsilons, Iterable) else [self.epsilons]
+        object.__setattr__(self, "epsilons", given := tuple(map(float, given)))
         if wrong := [epsilon for epsilon in given if not 0 <= epsilon <= 1]:
             raise ValueError(f"epsilons: changes of pixels from 0 to 1, such as 8/255, got {wrong[0]!r}.")
 

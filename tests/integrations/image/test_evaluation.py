@@ -274,6 +274,7 @@ class Spoiled(nn.Module):
         z = x.flatten(1) * self.scale
         if self.how == "nan":
             z[:3] = torch.nan
+        z = nn.functional.normalize(z.squeeze(0), dim=1) if self.how == "squeezed" else z
         return z.detach() * self.scale if self.how == "detached" else z
 
 
@@ -290,8 +291,15 @@ def test_encoders_without_numbers_or_gradients_are_refused(digits, how, probe, s
         evaluate(Spoiled(how), *digits, [probe])
 
 
+def test_attacks_need_no_batch_of_one(digits):
+    """Which an encoder that squeezes its features does not take."""
+    few = EvaluationSettings(epsilons=(0.01,), attacked=4)
+    assert evaluate(Spoiled("squeezed"), *digits, ["robust"], few).keys() == {"clean", "fgsm@0.01", "pgd@0.01"}
+
+
 def test_one_epsilon_is_a_number(digits):
     assert EvaluationSettings(epsilons=8 / 255).epsilons == (8 / 255,)
+    assert EvaluationSettings(epsilons=torch.tensor([0.25, 0.5]).numpy()).epsilons == (0.25, 0.5)
     with pytest.raises(TypeError, match=r"settings: expected EvaluationSettings\(k=10\), got dict"):
         evaluate(Spoiled(""), *digits, ["knn"], {"k": 10})
 
