@@ -124,8 +124,8 @@ def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[s
             f"how does the script get its seed? Expected one way, got {ways}: --seed-flag --seed for a flag of its "
             "own, {seed} among its arguments, or --set-seed, which seeds Python, numpy and torch before it starts"
         )
-    if launcher and (settings.set_seed or any(metric.kind == "script" for metric in settings.metric)):
-        flag = "--set-seed" if settings.set_seed else "--metric script:..."
+    if launcher and (settings.set_seed or "script" in [x.kind for x in (*settings.metric, settings.tune_metric) if x]):
+        flag = "--set-seed" if settings.set_seed else "script:FILE:FUNCTION"
         yield f"{flag}: {launcher[0]} starts the script in further processes; expected a flag or a file of the script"
     yield from _file_faults(settings, script, flags.concurrent(arguments))
     if not settings.tune:

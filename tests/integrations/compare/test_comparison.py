@@ -69,6 +69,10 @@ def here(tmp_path, monkeypatch):
         ("logits --objective host hcl --tune 3 --tune-M R --set-seed -- train.py", "must not choose settings"),
         ("logits --objective host hcl --grid t=1 --set-seed R -- train.py", "--grid: has no effect without --tune"),
         ("logits --objective host hcl --set-seed R -- torchrun train.py", "--set-seed: torchrun starts the script in"),
+        (
+            "logits --objective host hcl --tune 3 --tune-metric script:train.py:f R -- torchrun train.py {seed}",
+            "script:FILE:FUNCTION: torchrun",
+        ),
         ("logits --objective host hcl --set-seed R -- torchrun tran.py", "script not found: tran.py"),
         ("logits --objective host hcl R -- torchrun --standalone", "which script? Put it behind --"),
         ("curl --objective host hcl --set-seed R -- train.py", "is not a clone of"),
