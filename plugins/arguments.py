@@ -89,7 +89,7 @@ def split_launcher(words: Sequence[str]) -> tuple[list[str], list[str]]:
         return [], [*words]
     begins = (i for i in range(module + 1, len(words)) if words[i].endswith(".py") or words[i] in ("-m", "--module"))
     at = next(begins, len(words))
-    return [*words[:at]], [*(word.replace("--module", "-m") for word in words[at : at + 1]), *words[at + 1 :]]
+    return [*words[:at]], ["-m" if word == "--module" else word for word in words[at : at + 1]] + [*words[at + 1 :]]
 
 
 def no_script(words: Sequence[str]) -> str:

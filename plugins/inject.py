@@ -110,6 +110,10 @@ def command(args: argparse.Namespace) -> int:
 
     if LAUNCHER in os.environ:  # which leaves its processes alive if it is killed
         end_with(os.getppid())
+        if args.counts is not None:  # of a run that is stopped early, too
+            signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+        if sys.path[0] in ("", os.getcwd()):  # which -m puts there, but not torchrun train.py
+            del sys.path[0]
 
     try:
         if args.list:
@@ -128,8 +132,9 @@ def command(args: argparse.Namespace) -> int:
         is_fork = args.force or (args.shims or "").startswith(f"{args.host}:")
         host = registry.find(args.host, path.path.resolve().parent, is_fork)
         check(args, host)
-        if (launcher := split_launcher(script)[0]) and LAUNCHER not in os.environ:
-            return start(launcher, [args.host, *typed(args)], script[len(launcher) :])
+        launcher, words = split_launcher(script)
+        if launcher and LAUNCHER not in os.environ:
+            return start(launcher, [args.host, *typed(args)], words)
     except (SeamError, ValueError) as error:
         print_lines(*f"counterpoint: {error}".rsplit("\n", 2 * isinstance(error, SpecError)), file=sys.stderr)
         return SeamError.code

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from multiprocessing.reduction import ForkingPickler
@@ -92,6 +92,8 @@ def start(launcher: Sequence[str], command: Sequence[str], script: Sequence[str]
         try:
             return process.wait()
         finally:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5)  # a signal to the whole group has reached it: a second one would disturb its end
             process.terminate()
 
 

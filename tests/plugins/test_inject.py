@@ -603,11 +603,16 @@ def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
 
 @pytest.mark.skipif(importlib.util.find_spec("torch.distributed.run") is None, reason="torch without torchrun")
 @pytest.mark.slow
-def test_torchrun(tmp_path):
+@pytest.mark.parametrize("module", [True, False])
+def test_torchrun(tmp_path, module):
     script = TOY.replace("    train(", "    torch.distributed.init_process_group('gloo')\n    train(")
-    (tmp_path / "toy.py").write_text(script)
-    words = ["logits", "--objective", "hcl:t=0.5", "--report", "steps.jsonl", *ARGUMENTS, *site(script), "--"]
-    found = process(tmp_path, *words, *["torchrun", "--standalone", "--nproc_per_node", "2", "toy.py", "3"])
+    (tmp_path / "sub").mkdir()
+    path = "import os, sys\nassert (os.getcwd() in sys.path) == {}\n"  # as python -m and python FILE have it
+    script = path.format(module) + script
+    (tmp_path / "sub" / "toy.py").write_text(script)
+    words = ["logits", "--objective", "hcl:t=0.5", "--report", "steps.jsonl", *ARGUMENTS, *site(script, "sub/toy.py")]
+    start = ["--module", "sub.toy"] if module else ["sub/toy.py"]
+    found = process(tmp_path, *words, "--", "torchrun", "--standalone", "--nproc_per_node", "2", *start, "3")
     assert found.returncode == 0, found.stderr
     assert found.stdout.count("gradient") == 6
     # one process speaks and writes for all

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 
@@ -239,3 +241,18 @@ def test_hydra_finds_its_configs_beside_the_script(words, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "scale         5 (temperature 0.2), constant" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_ended_leaves_its_counts(tmp_path):
+    """As ``race`` ends trainings early, to learn what their treatments did."""
+    script = SCRIPT.replace("range(5)", "range(10**9)").replace("r.step()", "r.step(); print(flush=True)")
+    (tmp_path / "toy.py").write_text(script)
+    words = ["logits", "--site", "toy.py:19", "--objective", "host; duplicates", "--counts", "counts.json"]
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", *words, "--", "torchrun", *RANKS[2:], "toy.py"]
+    pipes = {"stdout": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([*command, "cross_entropy", "0.pt"], cwd=tmp_path, **pipes) as process:
+        assert process.stdout.readline() == "\n"
+        os.killpg(process.pid, signal.SIGTERM)
+        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert json.loads((tmp_path / "counts.json").read_text())["excluded"] == 0
