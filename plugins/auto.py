@@ -21,6 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from . import registry, shims
+from .arguments import split_launcher
 from .finder.exponentials import OTHER_VIEW
 from .finder.findings import judge
 from .finder.recognise import SEVERAL
@@ -264,7 +265,8 @@ def conclude(
             print_lines(f"counterpoint: --apply: {why}", file=sys.stderr)
             return UnreachedError.code
         at = commands[0].index("--")
-        words = [*commands[0][2:at], "--verify", "3", *commands[0][at:]]
+        script = split_launcher(commands[0][at + 1 :])[1]  # the launcher runs already
+        words = [*commands[0][2:at], "--verify", "3", "--", *script]
         return subprocess.run([sys.executable, "-m", "counterpoint.plugins.inject", *words]).returncode
     return 0 if commands else UnreachedError.code
 

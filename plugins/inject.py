@@ -133,7 +133,7 @@ def command(args: argparse.Namespace) -> int:
         host = registry.find(args.host, path.path.resolve().parent, is_fork)
         check(args, host)
         launcher, words = split_launcher(script)
-        if launcher and LAUNCHER not in os.environ:
+        if launcher:
             return start(launcher, [args.host, *typed(args)], words)
     except (SeamError, ValueError) as error:
         print_lines(*f"counterpoint: {error}".rsplit("\n", 2 * isinstance(error, SpecError)), file=sys.stderr)

@@ -22,6 +22,7 @@ import counterpoint as cp
 from counterpoint.plugins import inject, registry
 from counterpoint.plugins.arguments import split_launcher
 from counterpoint.plugins.host import Host, Seam, SeamError, Shim
+from counterpoint.plugins.launch import LAUNCHER
 
 ARGUMENTS = ["--scale", "2"]
 TOY = """
@@ -604,7 +605,8 @@ def test_what_a_spawned_process_refuses_is_one_clear_message(launch):
 @pytest.mark.skipif(importlib.util.find_spec("torch.distributed.run") is None, reason="torch without torchrun")
 @pytest.mark.slow
 @pytest.mark.parametrize("module", [True, False])
-def test_torchrun(tmp_path, module):
+def test_torchrun(tmp_path, module, monkeypatch):
+    monkeypatch.setenv(LAUNCHER, "torchrun")  # as in what a script starts that a launcher has started
     script = TOY.replace("    train(", "    torch.distributed.init_process_group('gloo')\n    train(")
     (tmp_path / "sub").mkdir()
     path = "import os, sys\nassert (os.getcwd() in sys.path) == {}\n"  # as python -m and python FILE have it
