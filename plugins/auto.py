@@ -72,12 +72,13 @@ class _Steps:
             offsets = [float(each.get("offset") or 0.0) for each in (finding, entry)]
             if abs(offsets[0] - offsets[1]) > 1e-4 and not entry.get("bias_variable"):
                 entry |= {"offset": None, "shifted": True}  # by a number that follows the batch
-            could = [{each["form"], *each.get("rivals", ())} for each in (entry, finding)]  # another step may tell
-            if entry["form"] in could[1]:
+            before, now = ({each["form"], *each.get("fits", ())} for each in (entry, finding))  # one step may tell
+            if entry["form"] in now:
                 finding = finding | {"form": entry["form"]}
-            elif finding["form"] in could[0]:
+            elif finding["form"] in before:
                 entry |= {"form": finding["form"], "in_denominator": finding["in_denominator"]}
-            entry["rivals"] = sorted(map(str, could[0] & could[1] - {entry["form"]}))
+            rivals = {*entry.get("rivals", ()), *finding.get("rivals", ())} & before & now - {entry["form"]}
+            entry |= {"rivals": sorted(rivals), "fits": [name for name in entry.get("fits", ()) if name in now]}
             forms = {finding["form"], entry["form"]}
             if len(forms) == 2 and "infonce" in forms and (several := forms.intersection(SEVERAL)):
                 entry |= {"form": several.pop(), "product": "", "replace": None}  # InfoNCE of single positives

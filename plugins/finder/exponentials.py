@@ -227,6 +227,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     sink, products = group[0].sink, [unit.product for unit in group]
     finding |= {"form": None, "ours": False}
     rivals: list[str] = []
+    fits = form.fits if form is not None else ()
     every = [product for product in sink.walk.products if not watch.is_head(product)]
     raw = measure(watch, sink, every if group[0].logits else products[:1], finding)
     if form is not None:
@@ -275,7 +276,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
     finding["replace"] = replace = function_of(watch, sink, root, finding, specs)
     if replace is not None:
         if form is None or rivals or len(form.used) == 1:  # a call of the function has more anchors
-            finding["form"], rivals = replace["form"], []
+            finding["form"], rivals, fits = replace["form"], [], ()
             finding["gradient_difference"] = replace["gradient_difference"]
             finding["positives"] = OTHER_VIEW
         if "labels" in replace["as"]:
@@ -283,7 +284,7 @@ def _judged(watch: Watch, group: list[_Unit], form: Form | None, root: Tensor, f
         finding |= {"ours": True, "in_denominator": "negatives" not in replace["form"]}
     if form is not None and form.error > sink.tolerance and not (replace and "epsilon" in replace["as"]):
         finding["doubts"].append("anchors do not weigh the same, as in log(p + epsilon)")
-    return finding | {"rivals": rivals}
+    return finding | {"rivals": rivals, "fits": [*fits, *rivals]}
 
 
 def _is_known(finding: Finding, product: Product) -> bool:

@@ -60,6 +60,7 @@ class Form:
         error: largest difference of the gradients, relative to the largest entry.
         rivals: other forms that fit as well.
         weighted: whether anchors have weights of their own.
+        fits: names of all forms within the tolerance, of which another step may tell the right one.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Form:
     error: float
     rivals: list[Form]
     weighted: bool = False
+    fits: Sequence[str] = ()
 
 
 def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float, values: Sequence[float] = ()) -> Form | None:
@@ -262,6 +264,7 @@ def _choose(
     alike = [form for form in fitting if form.name in SEVERAL and form.error <= max(best.error, EQUAL * tolerance)]
     best = alike[0] if best in alike else best  # of positives that are equally similar, forms are the same loss
     best.rivals = [form for form in fitting if form not in (best, *alike) and form.error <= 30 * best.error]
+    best.fits = [form.name for form in fitting if not form.weighted]
     return best
 
 

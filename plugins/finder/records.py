@@ -36,7 +36,7 @@ _Compared = TypedDict("_Compared", {  # the objective that has its value and gra
     "in_denominator": bool, "reduction": str, "masked": float, "ignored": int, "self_similarity": bool, "way": str,
     "columns": str | None, "targets": list[str], "site_has_labels": bool, "product": str, "product_scales": list[float],
     "rivals": list[str], "other_direction": str, "replace": Replaced | None, "pairs": bool, "beside": bool,
-    "weighted": bool,
+    "weighted": bool, "fits": list[str],
 }, total=False)  # fmt: skip
 
 
