@@ -3,6 +3,7 @@
 import argparse
 import re
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
@@ -106,4 +107,6 @@ def no_script(words: Sequence[str]) -> str:
     if re.split(r"\W", words[0], maxsplit=1)[0] in (*TOLD, *RULES):
         treatment = f"--objective {shlex.quote(f'host; {words[0]}')} -- train.py"
         return f"unexpected {words[0]!r}: it stands behind an objective, or behind host, as in: {treatment}"
+    if shutil.which(words[0]) and len(words) > 1:
+        return f"script not found: {path}. Of launchers, {', '.join(LAUNCHERS)} are known."
     return f"script not found: {path}.{closest(path.name, [other.name for other in path.parent.glob('*.py')])}"

@@ -58,14 +58,15 @@ class Batch:
     def __init__(self, views: Sequence[View], **known: Unpack[BatchOptions]) -> None:
         self.pairing: Pairing | Mapping[str, str] | None = known.pop("pairing", None)
         self.normalize: bool = known.pop("normalize", True)
+        if not isinstance(self.normalize, bool):
+            raise TypeError(f"normalize: expected True or False, got {self.normalize!r}.")
         engine = known.pop("engine", "auto")
         queue, given = known.get("queue"), any(isinstance(x, Keys) for x in (*views, *known.values()))
         if given and (documents := Keys.documents(views, queue, known.get("negatives"))) is not None:
             views, known["queue"], self.bank = views[:1], documents, "documents"
         self.raw = checks.require_views(views, queue is not None)  # the views as they came
-        first = self.raw[0]
-        self.device, self.size, self.width = first.device, first.shape[0], first.shape[-1]
-        self.total = self.size  # of all processes
+        self.device, self.width = self.raw[0].device, self.raw[0].shape[-1]
+        self.size = self.total = self.raw[0].shape[0]  # of this process, and of all
         self.dtype = torch.float64 if torch.float64 in [view.dtype for view in self.raw] else torch.float32
         self.paired: dict[str, Any] = {}  # the scores of each pairing so far
         self._gathered: dict[int, tuple[Tensor, Tensor]] = {}

@@ -116,9 +116,7 @@ def gather(x: Tensor, group: Group = None) -> Tensor:
     if checks.require_tensor(x, "gather").dim() == 0:
         raise ValueError("gather: expected a tensor of shape (rows, ...), got a single number.")
     handle = resolve(True if group is None else group)
-    if handle is None:
-        return x
-    return ProcessGroup(handle, [sizes[0] for sizes in exchange(handle, [len(x)])]).gather(x)
+    return x if handle is None else ProcessGroup(handle, [sizes[0] for sizes in exchange(handle, [len(x)])]).gather(x)
 
 
 def resolve(gather: Gather) -> Group:

@@ -34,7 +34,8 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
     if (hard := measured.get("hard_negatives")) is None:
         return
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
-    text += f"; by their ids {hard['false']:.0%} are false." if "false" in hard else "; ids would tell which are false."
+    told = f"by their ids {hard['false']:.0%} are false" if "false" in hard else "--negative-ids tells which are false"
+    text += f"; {told}."
     found = _effects(cells(regime="mined negatives"), measured)
     yield text, found["helps"] + found["hurts"][:1]
 
@@ -98,7 +99,8 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     texts = '=batch["input_ids"]' * (measured.get("modality") == "text")  # dropout gives equal texts other embeddings
     found += [f"host; duplicates{texts}"] if measured["duplicates"]["equal"] > 0 else []
     images = measured.get("modality") == "images"  # on which neither these nor HCL gained
-    found += [] if images else ["host; guide=guide; margin=-0.05", "host; margin=-0.05"]
+    copies = f"duplicates{texts}; " * (measured["duplicates"]["equal"] > 0)  # which a margin alone would leave
+    found += [] if images else ["host; guide=guide; margin=-0.05", f"host; {copies}margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
     wrong = measured["wrong_positives"]
     drrl = (wrong["share"] >= SOME and wrong["low"] > 0) or any("DrRL gained" in x["text"] for x in advise(measured))

@@ -92,7 +92,7 @@ class Comparison:
         if (self.command == "race" or self.settings.tune) and arguments.host != "auto":
             shims = [word for word in seam if "-shims" in word] or [f"--shims={host}"] * bool(plugin.shims)
             with suppress(ValueError):  # of several losses, it is not known which one the host replaces
-                _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims)
+                _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims, self.specs)
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}

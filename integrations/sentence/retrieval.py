@@ -180,7 +180,7 @@ def evaluate(
         if collection is not None:
             if progress:
                 sizes = f"{len(collection.queries)} queries, {len(collection.documents)} documents with text"
-                print_line(f"{collection.name}: {sizes}, behind their titles; all grades above 0 are relevant alike")
+                print_line(f"{collection.name}: {sizes}, behind titles, if any; all grades above 0 are relevant alike")
             scores[collection.name] = score(model, collection, **options)
             continue
         only = name.partition(":")[2]

@@ -99,7 +99,7 @@ def test_command(bert, tmp_path, capsys, monkeypatch):
     assert main(["eval", "retrieval", str(bert), "--pooling", "mean", "--data", "nano:nq", "--split", "dev"]) == 2
     assert "split: nano:nq has only test, got 'dev'." in capsys.readouterr().err
     assert main(["eval", "retrieval", str(bert), "--pooling", "mean"]) == 0
-    sizes = "10 queries, 30 documents with text, behind their titles; all grades above 0 are relevant alike"
+    sizes = "10 queries, 30 documents with text, behind titles, if any; all grades above 0 are relevant alike"
     assert capsys.readouterr().err == f"loading {bert}\nwords: {sizes}\n"  # no bars without a terminal
 
 
