@@ -12,6 +12,7 @@ from torch import Tensor
 
 from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import Keys
+from counterpoint.batch.same import numbered
 from counterpoint.checks import is_number
 from counterpoint.names import check_known
 from counterpoint.values import FromHost, at_scale
@@ -91,6 +92,17 @@ def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
     parts = views if cat == 1 else [part for view in views for part in view.chunk(cat)]
     parts = parts[0].unbind(1) if len(parts) == 1 and parts[0].dim() == 3 else parts
     return Call(parts, options, scale=scale, bias=0.0 if bias is None else bias, first=first, epsilon=float(epsilon))
+
+
+def of_keys(name: str, values: Any, columns: Tensor, keys: int) -> Any:
+    """Return a number per key where values are of a whole batch, whose anchors a cached loss takes in parts."""
+    listed = isinstance(values, (list, tuple)) or (isinstance(values, Tensor) and values.dim() > 0)
+    count = len(values) if listed and name in ("ids", "labels", "duplicates") else 0
+    is_part = columns.dim() == 1 and len(columns) < count < keys and keys % count == 0
+    if not is_part or int(columns[-1]) >= count or not bool((columns.diff() == 1).all()):
+        return values
+    numbers = torch.unique(numbered(values, False), return_inverse=True)[1]
+    return torch.cat([numbers, count + torch.arange(keys - count, device=numbers.device)])
 
 
 def own_temperature(objective: Objective | str, where: str) -> Objective:

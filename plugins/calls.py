@@ -13,10 +13,10 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from counterpoint.base import Objective
 from counterpoint.batch.ready_made import columns_of
-from counterpoint.batch.same import numbered
 from counterpoint.names import nearest
 from counterpoint.values import FromHost
 
+from .call import of_keys
 from .finder.recognise import UNDERFLOW, keys_of, targets_of
 from .gradient import Logits
 from .host import OWN_LOSS, Seam, SeamError, world_size
@@ -163,17 +163,6 @@ class Calls:
         if isinstance(kind, tuple) and (not kind[1] or kind[0] == self.seam.calls):
             self.kinds[site] = (self.seam.calls, [*kind[1], found])
         return found
-
-
-def of_keys(name: str, values: Any, columns: Tensor, keys: int) -> Any:
-    """Return a number per key where values are of a whole batch, whose anchors a cached loss takes in parts."""
-    listed = isinstance(values, (list, tuple)) or (isinstance(values, Tensor) and values.dim() > 0)
-    count = len(values) if listed and name in ("ids", "labels", "duplicates") else 0
-    is_part = columns.dim() == 1 and len(columns) < count < keys and keys % count == 0
-    if not is_part or int(columns[-1]) >= count or not bool((columns.diff() == 1).all()):
-        return values
-    numbers = torch.unique(numbered(values, False), return_inverse=True)[1]
-    return torch.cat([numbers, count + torch.arange(keys - count, device=numbers.device)])
 
 
 def uses_scale(loss_fn: Objective) -> bool:

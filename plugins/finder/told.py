@@ -13,8 +13,7 @@ from torch import Tensor
 from counterpoint.batch.same import numbered
 from counterpoint.treatments import PATH, treatment
 
-from ..call import Call, call_of
-from ..calls import of_keys
+from ..call import Call, call_of, of_keys
 from ..paths import at_path
 from ..sites import is_installed, is_own, names_at
 from .frames import function_name, parameters
