@@ -92,7 +92,8 @@ class Comparison:
         if (self.command == "race" or self.settings.tune) and arguments.host != "auto":
             shims = [word for word in seam if "-shims" in word] or [f"--shims={host}"] * bool(plugin.shims)
             with suppress(ValueError):  # of several losses, it is not known which one the host replaces
-                _, _, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], shims, self.specs)
+                found = find_loss(arguments.out, code, [*script, *seed], shims, self.specs, strict=False)
+                _, _, self.own, self.told = found
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
@@ -332,12 +333,12 @@ def same_numbers(runs: Sequence[Run]) -> bool:
 
 
 def find_loss(
-    root: str | Path, code: str, script: Sequence[str], seam: Sequence[str], specs: Sequence[str] = ()
+    root: str | Path, code: str, script: Sequence[str], seam: Sequence[str], specs: Sequence[str], strict: bool = True
 ) -> tuple[str, list[str], str, list[str]]:
     """Return the host and its flags, which ``counterpoint inject auto`` finds in some steps of the script.
 
     Behind these, the script's own loss, and what treatments of it may be told of. A path of ``specs`` whose first name
-    is not there is an error. What it finds is kept in the store, since the name of a cell depends on it.
+    is not there is an error if ``strict``. What it finds is kept in the store: the name of a cell depends on it.
     """
     name = f"{cells.DOMAIN}/auto-{store.checksum(code, json.dumps([*redacted(script), *seam]))[:12]}.json"
     try:
@@ -356,7 +357,7 @@ def find_loss(
     connect(writable(root)).write(name, json.dumps(data).encode())
     names = {name for loss in data["losses"] for name in loss.get("names", ()) if not known}
     for spec, path in [(one, path) for one in specs for path in cp.treatment(one, "infonce").paths.values()]:
-        if names and (first := re.split(r"\W", path)[0]) not in names:
+        if strict and names and (first := re.split(r"\W", path)[0]) not in names:
             fits = ", ".join(f"{one['kind']}={one['path']}" for one in data.get("told", ())) or "nothing that fits"
             hint = closest(first, names) or f" auto found {fits}."
             raise ValueError(f"--objective {spec}: no name {first!r} where the loss is.{hint}")

@@ -301,7 +301,7 @@ class Race(Comparison):
         if math.isnan(self._value(run)):
             why = run.record.get("error") or f"expected {self.chosen_by.name}, got {format_numbers(run.result or {})}"
             why = f": {why}" * bool(self.arguments.json or run.result)  # else it is printed already
-            if run.result and self.chosen_by.kind in ("python", "script"):  # of a function that returns several
+            if run.result and self.chosen_by.name not in run.result:  # a function may return several
                 why += f"; choose one by its name, --metric {next(iter(run.result))}={self.chosen_by.text}"
             raise ValueError(f"the script's own loss gave no number{why}; its output is in {run.address}/{LOG}")
 

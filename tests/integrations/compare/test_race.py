@@ -124,7 +124,7 @@ for _ in range(4):
 def test_names_whose_values_repeat_are_tried_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(NAMES)
-    *_, offers = comparison.find_loss("runs", "c0de", ["train.py"], [])
+    *_, offers = comparison.find_loss("runs", "c0de", ["train.py"], [], [])
     assert offers == ["duplicates=passages", "duplicates=queries"]
 
 
@@ -177,6 +177,13 @@ def test_the_time_that_is_left_counts_start_up_once_per_training(tmp_path, train
     raced = stand_in(tmp_path, lambda one: float(len(one["objective"]) + one["seed"] % 3), [], training=training)
     raced.run()
     assert raced.fixed == pytest.approx(share, abs=1e-3)
+
+
+def test_a_function_of_several_numbers_has_the_name_of_one(tmp_path):
+    raced = stand_in(tmp_path, lambda one: 3.0, [])
+    raced.chosen_by = raced.confirmed_by = Metric("script", "score.py", "ndcg", "ndcg", "script:score.py:ndcg")
+    with pytest.raises(ValueError, match="expected ndcg, got acc 3; choose one by its name, --metric acc=script:score"):
+        raced.run()
 
 
 def test_a_number_that_is_nan_stops_the_race_too(tmp_path):
@@ -587,7 +594,7 @@ def test_a_script_of_a_named_host_is_watched_too(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("typed", "own"), [(["--own", "infonce:t=0.1"], "infonce:t=0.1"), ([], "infonce:t=host")])
 def test_a_function_whose_loss_auto_does_not_find_has_the_temperature_of_own(tmp_path, monkeypatch, typed, own):
-    def find_loss(*_):
+    def find_loss(*_, **__):
         raise ValueError("auto: found 2 losses to replace")
 
     monkeypatch.chdir(tmp_path)

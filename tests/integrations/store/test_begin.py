@@ -22,5 +22,5 @@ def test_a_script_without_a_loss_makes_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('nothing')\n")
     with pytest.raises(ValueError, match="auto: found 0 losses to replace"):
-        find_loss("runs", "c0de", ["train.py"], [])
+        find_loss("runs", "c0de", ["train.py"], [], [])
     assert not (tmp_path / "runs").exists()
