@@ -74,10 +74,11 @@ class _Exchange(torch.autograd.Function):
         if back:
             x = torch.cat([_padded(part, most) for part in x.split(rows)]) if uneven else x.contiguous()
             own = x.new_empty(most, *x.shape[1:])
-            dist.reduce_scatter_tensor(own, x, group=group.handle)
+            getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)(own, x, group=group.handle)
             return own[: rows[group.rank]]
         gathered = x.new_empty(most * group.world_size, *x.shape[1:])
-        dist.all_gather_into_tensor(gathered, _padded(x.detach(), most), group=group.handle)
+        gather_all = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # 2.13 warns of the old names
+        gather_all(gathered, _padded(x.detach(), most), group=group.handle)
         return torch.cat([part[:n] for part, n in zip(gathered.split(most), rows, strict=True)]) if uneven else gathered
 
     @staticmethod
@@ -156,5 +157,5 @@ def exchange(handle: Group, numbers: list[int]) -> list[list[int]]:
     own = torch.zeros(LENGTH, dtype=torch.long)
     own[: len(numbers)] = torch.tensor(numbers)
     gathered = own.new_empty(LENGTH * dist.get_world_size(handle))
-    dist.all_gather_into_tensor(gathered, own, group=cpu_group(handle))
+    getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(gathered, own, group=cpu_group(handle))
     return gathered.view(-1, LENGTH)[:, : len(numbers)].tolist()
