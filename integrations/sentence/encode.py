@@ -54,7 +54,7 @@ def complete(name: str | Path) -> Iterator[None]:
         re.findall(r"^(?!.*pooler)(\w[^|]*\S)\s*\|.*MISSING", record.getMessage(), re.M)
     )
     reader.addHandler(told)
-    reader.setLevel(stdlib.WARNING)
+    reader.setLevel(stdlib.WARNING - 1)  # at WARNING, transformers names all layers as not sharded
     try:
         yield
     finally:

@@ -191,6 +191,13 @@ def test_a_damaged_model_is_said(bert, tmp_path):
         encode.load(tmp_path / "all")
 
 
+def test_loading_warns_of_nothing(bert, caplog, monkeypatch):
+    """Transformers named all layers as not sharded where the level of its logger was that of warnings."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)  # to where this test listens
+    encode.load(bert, "mean")
+    assert not caplog.records
+
+
 def test_a_file_without_all_weights_is_refused(bert, tmp_path):
     """Transformers draws these at random, so that each evaluation would give another number."""
     shutil.copytree(bert, folder := tmp_path / "cut")
