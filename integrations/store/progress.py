@@ -37,13 +37,17 @@ def track(items: Iterable[Item], title: str, total: int | None = None, before: i
     if tqdm is not None and on_terminal():
         yield from tqdm(items, total=total, initial=before, desc=title, leave=False, dynamic_ncols=True)
         return
-    start, printed = time.monotonic(), False
+    start = begin = time.monotonic()
+    at, printed = before, False
     for done, item in enumerate(items, before + 1):
         yield item
-        if not printed and (seconds := time.monotonic() - start) >= LINE_AFTER:
+        now = time.monotonic()
+        if done == before + 1 and now - start < 2 * LINE_AFTER:
+            begin, at = now, done  # the first item pays for imports and caches, which the others find
+        elif not printed and now - begin >= LINE_AFTER:
             printed = True
-            rest = left(start, done - before, total - before) if total else ""
-            print_line(f"{title}: {done}{f'/{total}' if total else ''} after {seconds:.0f} s{rest}")
+            rest = left(begin, done - at, total - at) if total else ""
+            print_line(f"{title}: {done}{f'/{total}' if total else ''} after {now - start:.0f} s{rest}")
 
 
 def left(start: float, done: int, total: float, jobs: int = 1) -> str:

@@ -770,7 +770,7 @@ def test_progress_is_one_line_where_there_is_no_terminal(capsys, monkeypatch):
     clock = iter(range(0, 1000, 12))
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     assert list(store.track(range(3, 9), "epochs", 9, 3)) == list(range(3, 9))
-    assert capsys.readouterr().err == "epochs: 6/9 after 36 s, about 48 s left\n"
+    assert capsys.readouterr().err == "epochs: 7/9 after 48 s, about 32 s left\n"
 
 
 def test_a_part_of_a_grid_says_its_place_in_the_whole_and_the_time_left(tmp_path, monkeypatch):
