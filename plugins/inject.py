@@ -251,7 +251,7 @@ def check(args: argparse.Namespace, host: Host) -> None:
     for name in ("counts", "report", "json"):
         if (file := getattr(args, name)) is not None and not file.resolve().parent.is_dir():
             raise SeamError(f"--{name} {file}: its folder does not exist")
-    numbers = {"verify": "steps to compare", "start": "calls so far", "steps": "contrastive steps to watch"}
+    numbers = {"verify": "calls to compare", "start": "calls so far", "steps": "contrastive steps to watch"}
     for name, what in numbers.items():
         least = 1 if name == "steps" else 0
         if (value := getattr(args, name)) is not None and value < least:

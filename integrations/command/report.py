@@ -72,9 +72,9 @@ def command(arguments: argparse.Namespace) -> int:
     runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
-    alone = len({column.dataset for column in summary.columns}) == 1  # rows of another script may have the same names
+    alone = len({(column.dataset, column.setting) for column in summary.columns}) == 1  # else others share rows' names
     for kept in read_notes(runs):
-        notes = kept["notes"] if alone else [f"{kept['about']}: {note}" for note in kept["notes"]]
+        notes = kept["notes"] if alone else [f"{kept['title']}: {note}" for note in kept["notes"]]
         summary.notes[:0] = [note for note in notes if note not in summary.notes]
         summary.remarks.update(kept["remarks"] if alone else {})
         if kept.get("items") and not arguments.items:

@@ -298,7 +298,9 @@ def write_notes(
     runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], items: str | None = None
 ) -> None:
     """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its --items, for reports."""
-    kept = {"items": items, "about": runs[0].arguments["dataset"], "runs": sorted(run.folder.name for run in runs)}
+    about, words = runs[0].arguments["dataset"], runs[0].arguments.get("script", ())[1:]
+    kept = {"items": items, "about": about, "runs": sorted(run.folder.name for run in runs)}
+    kept |= {"title": shlex.join([about, *words])}
     name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
     connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())
 
@@ -352,7 +354,11 @@ def find_loss(
         folder = Script.of(script)[0].path.resolve().parent
         similar = [name for name in registry.names() if registry.load(name).recognises(folder)]
         hint = f", name one: {roads}" if roads else f"; it looks like the host {similar[0]}" if similar else ""
-        hint = hint if data.get("backwards") else "; the script ended before it trained, see its own words above"
+        hint = (
+            hint
+            if data.get("backwards")
+            else "; the script ended before it trained, see its own words above (the row '0*infonce' trains nothing)"
+        )
         raise ValueError(f"auto: found {len(commands)} losses to replace{hint}")
     connect(writable(root)).write(name, json.dumps(data).encode())
     names = {name for loss in data["losses"] for name in loss.get("names", ()) if not known}

@@ -118,9 +118,9 @@ class Race(Comparison):
             print_line(*(f"counterpoint race: {error}" for error in errors))
             return 1
         summary = compare(runs, metrics=metrics)
-        ended = [arm.text for arm in self.arms if not arm.dropped]
-        counted = not self.flag and HOST not in ended  # the training that says how many numbers there are
-        search = len(self.arms) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(ended) + counted
+        whole = [arm for arm in self.arms if not arm.dropped]
+        counted = not self.flag and HOST not in [arm.text for arm in whole]  # which says how many numbers there are
+        search = len(self.arms) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(whole) + counted
         cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         better = _is_better(summary, rival.text)
         compared = summary.columns[0].compared
@@ -131,6 +131,10 @@ class Race(Comparison):
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
         said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
+        own_whole = sum(arm.own for arm in whole)
+        few = ["your loss at one temperature"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
+        few += ["one other treatment"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
+        said += f" Trained to the end: only {' and '.join(few)}; a larger --budget trains more." * bool(few)
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
@@ -196,7 +200,8 @@ class Race(Comparison):
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
         room = most - len(ended)
         self.left = max(1, room) * self.tune_seeds + (3 + LONGER) * self.arguments.seeds  # not all of the budget
-        ended += self._climb(sorted(best.values(), key=lambda arm: -arm.short)[: max(1, room // 2)], room)
+        order = sorted(best.values(), key=lambda arm: -arm.short)
+        ended += self._climb(order[: max(1, min(2, room), room // 2)], room)
         for arm in self.arms:
             arm.dropped = arm not in ended
         for arm in ended:
@@ -263,9 +268,8 @@ class Race(Comparison):
             print_line(f"{small}; {self.enough} suffices")
             self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
-            print_line(
-                f"1/{SHARE} of the length, {len(new)} of at most {room} settings: {', '.join(arm.text for arm in new)}"
-            )
+            later = f"{len(new)} settings, later at most {room - len(new)} more"
+            print_line(f"1/{SHARE} of the length, {later}: {', '.join(arm.text for arm in new)}")
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
         part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}

@@ -10,6 +10,7 @@ row is marked as the best only if it is different from each other trained one.
 import json
 import math
 import re
+import shlex
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -214,7 +215,8 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
             members[key].append(run)
     differing = {k for part in parts.values() for k in part if len({json.dumps(p.get(k)) for p in parts.values()}) > 1}
     for key, part in parts.items():
-        named = ", ".join(f"{k}={part[k]}" for k in sorted(differing) if k in part)
+        shown = {k: shlex.join(part[k]) if k == "script" else part[k] for k in sorted(differing) if k in part}
+        named = ", ".join(f"{k}={value}" for k, value in shown.items())
         yield f" ({named})" * bool(named), members[key]
 
 

@@ -569,6 +569,13 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "train.py: tuned by dev" in said
     assert "at the edge" not in said  # which the rows of the other script are not
+    longer = {"script": ["train.py", "--data", "B C"]}
+    rows = {("train.py", BASE): noisy(50, 4), ("train.py", OTHER): noisy(52, 4)}
+    write_notes(make(tmp_path, rows, domain="compare", **longer), ["of B"], {})
+    assert main(["report", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "train.py --data 'B C': of B" in said
+    assert "(script=train.py --data 'B C')" in said
     for path in (tmp_path / "compare" / "notes").iterdir():
         path.write_text('{"runs": [')  # as a process that died leaves it
     assert main(["report", str(tmp_path)]) == 0
