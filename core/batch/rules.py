@@ -139,8 +139,8 @@ def guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:
         return widen(guide.detach()).to(s)
     pair = guide if isinstance(guide, (list, tuple)) else (None, guide)
     if len(pair) != 2 or not isinstance(pair[1], Tensor) or len(pair[1]) != s.shape[-1]:
-        expected = f"expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys"
-        raise ValueError(f"treatment: guide: {expected}.")
+        expected = f"expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys, not the model of these"
+        raise ValueError(f"treatment: guide: {expected}; got {getattr(pair[-1], 'shape', type(guide).__name__)}.")
     keys = unit(widen(pair[1].detach()).to(s))
     anchors = keys[columns] if pair[0] is None else unit(widen(pair[0].detach()).to(s))
     return anchors @ keys.T

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ids", type=Path, metavar="FILE", help=ids)
     negatives = "hard negatives of a.npy, an array of N x n x width; those of texts are columns of their file (none)"
     add("--negatives", type=Path, metavar="FILE", help=negatives)
-    add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n (none)")
+    add("--negative-ids", type=Path, metavar="FILE", help="their ids, an array of N x n, or a word per line (none)")
     batches = "the batch in which you train each sample, or its topic: .npy, or a word per line (random batches)"
     add("--batches", type=Path, metavar="FILE", help=batches)
     rows = "list suspects, ranked, in this .csv or .jsonl: lines of text from 1, as in Excel; rows of arrays from 0"
@@ -87,7 +87,12 @@ def command(arguments: argparse.Namespace) -> int:
     if any(one["evidence"] for one in advice):
         print_lines("", *wrap(LEGEND, WIDTH))
     print_lines("", "Try at equal compute, with the flags, length and metric of your script:", "", f"    {race}")
-    named = "and, with their names in your script (with class labels as ids, training is supervised):"
+    named = (
+        "and, with the names of your script, which counterpoint inject auto -- train.py lists (sentence-transformers: "
+    )
+    named += (
+        "ids=labels, and a guide is ContrastiveLoss(guide=model); with class labels as ids, training is supervised):"
+    )
     if with_names := [x for x in proposed if x not in race]:
-        print_lines("", named, "", *(f"    {one}" for one in with_names))
+        print_lines("", *wrap(named, WIDTH), "", *(f"    {one}" for one in with_names))
     return 0

@@ -1,7 +1,9 @@
 """Read the data that ``counterpoint advise`` measures: arrays, text pairs, folders of images."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from .settings import Settings
 
 VIEWS = 4  # of each image
 UNKNOWN = -1
+UNKNOWN_WORDS = ("", "?", str(UNKNOWN))
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ def from_arrays(
         raise ValueError(f"expected two arrays (N, d) of the same shape, got {tuple(a.shape)} and {tuple(b.shape)}.")
     if negative_ids is not None and (negatives is None or ids is None):
         raise ValueError("negative_ids: need negatives and ids beside them.")
+    if negative_ids is not None and _are_numbers(ids) != _are_numbers(negative_ids):
+        raise ValueError("negative_ids: expected numbers if ids are numbers, or else words.")
     count = len(a)
     x, hard = torch.cat([a, b]), None
     if negatives is not None:
@@ -75,15 +80,24 @@ def _numbers(values: Any, name: str) -> Tensor:
 
 
 def _ids(values: Any, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return ids as numbers: equal words, of whichever argument, have equal ones."""
     values = np.asarray(values)
-    if values.shape != shape:
+    if values.shape != shape and (*values.shape, 1) != shape:
         raise ValueError(f"{name}: expected the shape {shape}, got {values.shape}.")
     if values.dtype.kind in "US":
-        number = {word: i for i, word in enumerate(sorted({*values.ravel().tolist()} - {"", "?"}))}
-        values = np.array([number.get(word, UNKNOWN) for word in values.ravel().tolist()]).reshape(shape)
+        number = int if _are_numbers(values) else lambda word: int.from_bytes(sha256(word.encode()).digest()[:7])
+        known = [UNKNOWN if word in UNKNOWN_WORDS else number(word) for word in values.ravel().tolist()]
+        values = np.array(known)
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name}: expected whole numbers or words, got {values.dtype}.")
-    return torch.as_tensor(values.astype(np.int64))
+    return torch.as_tensor(values.astype(np.int64)).view(shape)
+
+
+def _are_numbers(ids: Any) -> bool:
+    """Whether ids are whole numbers, of which a text file has the digits."""
+    ids = np.asarray(ids)
+    words = {*ids.ravel().tolist()} if ids.dtype.kind in "US" else set[str]()
+    return all(re.fullmatch(r"-?\d{1,18}", word) for word in words.difference(UNKNOWN_WORDS))
 
 
 def read(paths: Sequence[Path], settings: Settings, **known: Path | None) -> Pairs:
@@ -96,9 +110,9 @@ def read(paths: Sequence[Path], settings: Settings, **known: Path | None) -> Pai
             raise ValueError(f"expected two arrays, such as a.npy b.npy, got {' '.join(map(str, paths))}.{hint}")
         data = replace(from_arrays(*map(_array, paths), **parts), modality=settings.modality)
     elif not paths[0].is_dir() or (paths[0] / "corpus.jsonl").exists():
-        data = _texts(paths[0], parts.get("ids"), settings)
-    elif "ids" in parts:
-        raise ValueError("--ids is for arrays and texts; the ids of images are the folders in which they lie.")
+        data = _texts(paths[0], settings, **parts)
+    elif parts:
+        raise ValueError("--ids are of arrays and texts; those of images are the folders in which they lie.")
     else:
         data = _images(paths[0], settings)
     return data if batches is None else replace(data, batches=_ids(batches, "batches", (len(data),)))
@@ -111,7 +125,7 @@ def _array(path: Path) -> Any:
     return load_array(path)
 
 
-def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
+def _texts(path: Path, settings: Settings, ids: Any = None, negative_ids: Any = None) -> Pairs:
     """Read a text, its positive and perhaps hard negatives per line, or the pairs of a retrieval collection."""
     if path.is_dir():
         from ..sentence.retrieval import read as collection
@@ -128,6 +142,8 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
         raise ValueError(f"{path}, line {wrong[0]}: expected {texts}, got {len(lines[wrong[0]])}{hint}.")
     if ids is not None:
         _ids(ids, "ids", (len(lines),))  # before the model is loaded
+    if negative_ids is not None:
+        _ids(negative_ids, "negative_ids", (len(lines), count - 2))
     if settings.model is None:
         raise ValueError("a file of texts needs a sentence model: --model sentence-transformers/all-MiniLM-L6-v2")
     from ..sentence import frameworks  # noqa: F401  names the extra to install  # isort: skip
@@ -137,7 +153,8 @@ def _texts(path: Path, ids: Any, settings: Settings) -> Pairs:
 
     model = SentenceTransformer(find(settings.model), device="cpu")
     a, b, *hard = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
-    data = from_arrays(a, b, ids, np.stack(hard, 1) if hard else None, kind=f"embeddings by {settings.model}")
+    negatives, kind = np.stack(hard, 1) if hard else None, f"embeddings by {settings.model}"
+    data = from_arrays(a, b, ids, negatives, negative_ids, kind=kind)
     return replace(data, modality="text", numbers=torch.tensor([*lines]))
 
 

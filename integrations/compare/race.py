@@ -130,7 +130,7 @@ class Race(Comparison):
         winner = rival if better else self.arms[0] if tuning and not tuning.different else tuned  # as it is
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
-        said += " No further temperature of your loss was tried on one side of its best." * tuned.edge
+        said += " On one side of your loss's best temperature, no further one was trained to the end." * tuned.edge
         own_whole = sum(arm.own for arm in whole)
         few = ["your loss at one temperature"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["one other treatment"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))

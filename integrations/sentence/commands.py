@@ -135,14 +135,19 @@ def _evaluate(
     options |= {"batch_size": arguments.batch, "progress": not arguments.json}
     load = {name: getattr(arguments, name) for name in ("device", "revision", "max_length")}
     reports: dict[str, Any] = {}
+    lengths: dict[str, int | None] = {}
     for name in arguments.model:
         if not arguments.json:
             print_line(f"loading {name}")
         model = encode.load(name, arguments.pooling, **load)
+        lengths[name] = model.max_seq_length
         reports[name] = import_module(f".{module}", __package__).evaluate(model, names, **options)
         if not arguments.json:
             print_lines(*[f"{name}:"] * (len(arguments.model) > 1), *text(reports[name]).split("\n"))
     compared = _by_items(arguments, reports) if arguments.measure else []
+    if len({*lengths.values()}) > 1:
+        shown = ", ".join(f"{name} to {length}" for name, length in lengths.items())
+        print_line(f"the models cut texts to different lengths, {shown} tokens: --max-length N makes them one")
     if arguments.json:
         fields = partial(asdict, dict_factory=lambda pairs: {name: value for name, value in pairs if name != "items"})
         plain = {name: fields(report) for name, report in reports.items()}

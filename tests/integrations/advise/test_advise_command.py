@@ -21,7 +21,7 @@ def arrays(tmp_path):
     np.save(tmp_path / "b.npy", x + 0.1 * rng.normal(size=x.shape))
     np.save(tmp_path / "hard.npy", rng.normal(size=(200, 2, 8)))
     (tmp_path / "labels.txt").write_text("\n".join("cat" if i % 2 else "dog" for i in range(200)) + "\n")
-    np.save(tmp_path / "hard_ids.npy", rng.integers(2, size=(200, 2)))
+    np.save(tmp_path / "hard_ids.npy", np.array(["cat", "dog"])[rng.integers(2, size=(200, 2))])
     return tmp_path
 
 
@@ -45,6 +45,25 @@ def test_sentences_and_json(arrays, capsys):
     assert [one for one in result["treatments"] if one not in result["command"]] == named
     assert said.endswith(f"training is supervised):\n\n    {named[0]}\n    {named[1]}\n")
     assert all(" ".join(one["text"].split()[:5]) in " ".join(said.split()) for one in result["advice"])
+
+
+def test_ids_are_the_same_in_any_file(arrays, capsys):
+    """Words of one file were numbered apart from those of the other, and -1 was a word."""
+    known = np.load(arrays / "hard_ids.npy")
+    first = np.array(["dog", "cat"] * 100)  # as in labels.txt
+    false = float((known == first[:, None])[2:].mean())
+    numbers = {"cat": 7, "dog": 12}
+    as_numbers = np.vectorize(numbers.get)
+    np.save(arrays / "ids.npy", np.where(np.arange(200) < 2, -1, as_numbers(first)))
+    (arrays / "ids.txt").write_text("\n".join(["-1", "?", *(str(numbers[word]) for word in first[2:])]))
+    (arrays / "words.txt").write_text("\n".join(["-1", "?", *first[2:]]))
+    np.save(arrays / "hard_numbers.npy", as_numbers(known))
+    for ids, hard in (("ids.npy", "hard_numbers"), ("ids.txt", "hard_numbers"), ("words.txt", "hard_ids")):
+        line = f"a.npy b.npy --ids {ids} --negatives hard.npy --negative-ids {hard}.npy --json"
+        assert advise(arrays, line) == 0
+        assert json.loads(capsys.readouterr().out)["measured"]["hard_negatives"]["false"] == pytest.approx(false)
+    assert advise(arrays, "a.npy b.npy --ids words.txt --negatives hard.npy --negative-ids hard_numbers.npy") == 2
+    assert "negative_ids: expected numbers if ids are numbers, or else words" in capsys.readouterr().err
 
 
 def test_batches_and_rows(arrays, capsys):
@@ -135,6 +154,13 @@ def test_a_file_of_text_pairs(tmp_path, bert):
     (tmp_path / "mined.tsv").write_text("".join(f"a cat {i}\ta dog {i}\ta cow {i}\ta fox {i}\n" for i in range(8)))
     mined = read([tmp_path / "mined.tsv"], Settings(model=str(bert)))
     assert mined.negatives.tolist() == [[16 + 2 * i, 17 + 2 * i] for i in range(8)]
+    (tmp_path / "one.tsv").write_text("".join(f"a cat {i}\ta dog {i}\ta cow {i}\n" for i in range(8)))
+    (tmp_path / "of_negatives.txt").write_text("0\n0\n?\n" + "9\n" * 5)
+    known = {"ids": tmp_path / "ids.npy", "negative_ids": tmp_path / "of_negatives.txt"}
+    mined = read([tmp_path / "one.tsv"], Settings(model=str(bert)), **known)
+    assert mined.negative_ids.tolist() == [[0], [0], [-1], *[[9]] * 5]
+    with pytest.raises(ValueError, match=r"negative_ids: expected the shape \(8, 0\), got \(8,\)"):
+        read([tmp_path / "pairs.tsv"], Settings(model=str(bert)), **known)
     torch.testing.assert_close(mined.x[:16], data.x)
     with pytest.raises(ValueError, match=r"got .*pairs.tsv. Hard negatives of texts are further columns of their file"):
         read([tmp_path / "pairs.tsv"], Settings(model=str(bert)), negatives=tmp_path / "ids.npy")

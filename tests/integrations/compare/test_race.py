@@ -424,7 +424,7 @@ def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best, budg
     assert [factor for factor, *_ in arms] == own
     reached = own[-2] if budget == 18 else own[-1]
     assert [(text, edge) for factor, text, edge in arms if factor == reached] == [(found["tuned"], budget == 9)]
-    assert ("No further temperature of your loss was tried" in found["sentence"]) == (budget == 9)
+    assert ("no further one was trained to the end" in found["sentence"]) == (budget == 9)
     assert found["winner"] == found["tuned"]
     assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
 

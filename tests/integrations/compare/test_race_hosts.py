@@ -29,7 +29,8 @@ SENTENCE = re.compile(
     rf"(; the best other, .+, is {INTERVAL} from it)?|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
-    r"( No further temperature of your loss was tried on one side of its best\.)?"
+    r"( On one side of your loss.s best temperature, no further one was trained to the end\.)?"
+    r"( Trained to the end: only [a-z ]+; a larger --budget trains more\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
 
