@@ -67,9 +67,11 @@ def by_effect(some: Iterable[Cell]) -> dict[str, list[Cell]]:
 
 def about(objective: str) -> Iterator[str]:
     """The atlas's findings on an objective, by its registered name, as lines."""
-    for effect, some in by_effect(cell for cell in cells(objective=objective) if cell["row"] != ORACLE).items():
+    own = [cell for cell in cells(objective=objective) if cell["row"] != ORACLE]
+    once = {(cell["data"], cell["spec"], cell["difference"]): cell for cell in reversed(own)}  # one of two regimes
+    for effect, some in by_effect(once.values()).items():
         first = some[: 4 if effect in EFFECTS[:2] else 0]
-        shown = ["{regime}, {dose} ({data}, {row}): {difference:+.1f}".format(**cell) for cell in first]
+        shown = ["{regime}, {dose} ({data}, {row}, {spec}): {difference:+.1f}".format(**cell) for cell in first]
         if some:
             more = f"{len(some)} of its cells" if not shown else "; ".join(shown)
             more += f"; {len(some) - len(shown)} more" if shown and len(some) > len(shown) else ""

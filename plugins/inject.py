@@ -285,7 +285,7 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
     if seam.proofs:
         n, some = seam.proofs, seam.proofs < seam.calls - failed
         where = f"the gradient at the {seam.proved_at} was that of the host's own loss in "
-        where += f"all {n} that were compared" if some else f"{n} of them"
+        where += f"all {n} that were compared{', the first 20 and then some' * (n >= 20)}" if some else f"{n} of them"
         text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
     seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]
     text += "; seen instead:" * bool(seen)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 
 from counterpoint.integrations.evidence import EFFECTS, ORACLE, Cell, by_effect, cells, knows
@@ -71,6 +72,8 @@ def benefit() -> str:
     groups = {name: by_effect(c for c in faulty if c["objective"] == name) for name in ("adnce", "dcl", "arcl")}
     adnce, nca = groups["adnce"], [c for c in wrong if c["row"] == "NCA, 4 views"]
     drrl, sound = (cells(regime="wrong positives", row="DrRL", **more) for more in ({}, {"dose": "0% redrawn"}))
+    gained = Counter(cell["spec"] for cell in by_effect(drrl)["helps"])
+    usual = "".join(f" (`{spec}`)" for spec, _ in gained.most_common(1))
     points = [
         "**Tune the temperature, then train longer.** Where positives are wrong, twice the steps gained "
         f"{_span(c for c in wrong if c['row'] == 'InfoNCE, 2 times the steps')}; where none is, {_span(right)}: these "
@@ -81,7 +84,7 @@ def benefit() -> str:
         f"{_span(mined.get('masked by a guide', []))} and {_span(mined.get('HCL', []))}. "
         f"On images with false negatives HCL gained in {len(by_effect(images)['helps'])} of {len(images)} cells, and "
         f"a guide lost in {len(by_effect(guided)['hurts'])} of {len(guided)}.",
-        f"**Where positives are wrong, try DrRL**: {_span(_shown(drrl))}; where none is, {_span(sound)}. "
+        f"**Where positives are wrong, try DrRL**{usual}: {_span(_shown(drrl))}; where none is, {_span(sound)}. "
         f"NCA on four views, if half are wrong: {_span(c for c in nca if '50%' in c['dose'])}. "
         f"ADNCE gained in {len(adnce['helps'])}, lost in {len(adnce['hurts'])} of {sum(map(len, adnce.values()))} "
         f"faulty cells; DCL lost in {len(groups['dcl']['hurts'])}, ArCL in {len(groups['arcl']['hurts'])}.",

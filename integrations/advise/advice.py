@@ -75,7 +75,9 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
 
 
 def _duplicates(measured: dict[str, Any]) -> Said:
-    text = "{share:.1%} of the samples have an anchor with a near-duplicate (a cosine of {cosine:g} or more)"
+    text = (
+        "{share:.1%} of the samples have a near-duplicate: another sample's anchor with a cosine of {cosine:g} or more"
+    )
     text += ", and {equal:.1%} share an anchor or positive exactly" * (measured["duplicates"]["equal"] > 0)
     if measured["duplicates"]["share"] >= SOME:
         text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "

@@ -134,6 +134,10 @@ class Race(Comparison):
         own_whole = sum(arm.own for arm in whole)
         few = ["your loss at one temperature"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["one other treatment"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
+        if all(arm.full <= arm.short for arm in whole):
+            said += (
+                f" Nothing was better at the end than at 1/{SHARE} of the length: is that the right length, or number?"
+            )
         said += f" Trained to the end: only {' and '.join(few)}; a larger --budget trains more." * bool(few)
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
@@ -401,7 +405,7 @@ def sentence(
     gained = "" if tuning is None else f": tuning {changed} {_interval(tuning, 1 if gains and lower else -1)}"
     other = "" if gain is None else f"; the best other, {rival}, is {_interval(gain)} from it"
     beats = "is shown to beat" if gain is not None and gain.kind == "cannot tell" else "beats"
-    said = f"nothing {beats}" if rival != tuned else "no other treatment could be compared with"
+    said = f"nothing that was tried {beats}" if rival != tuned else "no other treatment could be compared with"
     return f"{said} {own}{gained}{other}; {times}."
 
 

@@ -155,7 +155,8 @@ def summarise(
     Args:
         runs: those that are not done, and those of ``counterpoint tune``, are only counted in the notes.
         baseline: a row by its name or spec; by default a code base's own loss, or else InfoNCE, if there is one such.
-        metrics: names of results; by default the first that the runs on a data set have, a loss if there is no other.
+        metrics: names of results; by default the first that the runs on a data set have, a loss if there is no other;
+            all of a comparison of scripts.
         lower: whether smaller numbers are better. Without it losses are not compared.
         margin: differences within it are of no interest, in the metric's unit; by default half a point of a hundred.
     """
@@ -186,9 +187,11 @@ def summarise(
         name = dataset_name({"dataset": dataset})
         name = name if short[domain, name] == 1 else dataset  # two folders of the same name
         for setting, members in _settings(found):
-            for metric in metrics or [min(members[0].record["result"], key=lambda name: name == LOSS)]:
-                prefix = [name + setting] * (len(datasets) > 1 or len(metrics) < 2 or bool(setting))
-                title = " ".join(prefix + [metric] * (len(metrics) > 1))
+            stored = dict.fromkeys(key for run in members for key in run.record["result"])
+            named = [*stored] if domain == "compare" else [min(stored, key=lambda name: name == LOSS)]  # as typed there
+            for metric in metrics or named:
+                prefix = [name + setting] * (len(datasets) > 1 or len(metrics or named) < 2 or bool(setting))
+                title = " ".join(prefix + [metric] * (len(metrics or named) > 1))
                 columns += _columns(members, rows, (name, metric, setting, title), baseline, lower, margin)
                 if missing := [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]:
                     named = listed(f"{row} ({plural(count, 'run')})" for row, count in Counter(missing).items())

@@ -41,11 +41,18 @@ def test_the_packaged_atlas_is_part_of_the_full_one():
 
 def test_what_an_objective_shows_about_itself(planted, capsys):
     assert list(evidence.about("dcl")) == [
-        "hurts: false negatives, 4 classes (images, DCL): -2.0",
+        "hurts: false negatives, 4 classes (images, DCL, dcl:t=0.2): -2.0",
         "does nothing: 1 of its cells",
     ]
     assert main(["objectives", "hcl"]) == 0
-    assert "atlas       helps: false negatives, 10 classes (images, HCL): +1.2" in capsys.readouterr().out
+    assert "atlas       helps: false negatives, 10 classes (images, HCL, hcl:t=0.2): +1.2" in capsys.readouterr().out
+
+
+def test_a_cell_of_two_regimes_counts_once(planted):
+    [first, *_] = (cell for cell in evidence.cells(objective="dcl") if cell["effect"] == "hurts")
+    evidence.atlas()["cells"].append(first | {"regime": "wrong positives", "dose": "0% redrawn"})
+    assert next(evidence.about("dcl")).endswith(": -2.0")
+    evidence.atlas()["cells"].pop()
 
 
 def test_advice_cites_the_nearest_dose(planted):

@@ -68,7 +68,9 @@ def test_says_what_is_shown_and_no_more():
     assert "over your loss at t=0.1; the search cost 2 times tuning the temperature alone; your loss at t=0.1" in said
     said = race.sentence("hcl:prior=0.02", "infonce:t=0.1", rows, "", cost, better=False)
     other = r"the best other, hcl:prior=0.02, is \+3 \[.+?\] from it; the search cost 2 times"
-    assert re.match(rf"nothing beats your loss at t=0.1: tuning changed it by \S+ \[.+?\]; {other}", said)
+    assert re.match(
+        rf"nothing that was tried beats your loss at t=0.1: tuning changed it by \S+ \[.+?\]; {other}", said
+    )
     lower = compare(better, {"hcl": base, "host": {seed: value + 1 for seed, value in better.items()}})
     said = race.sentence("hcl", "infonce:t=0.1", lower, "", cost, better=True, lower=True)
     assert re.match(r"hcl: -3 \[.+?\] \(lower is better\) against your loss at t=0.1;", said)
@@ -85,7 +87,7 @@ def test_says_what_is_shown_and_no_more():
         assert ": tuning gained +3 [" in said
     unsure = compare(base, {"hcl:prior=0.02": dict(enumerate([63.0, 58.5, 62.8])), "host": same})
     said = race.sentence("hcl:prior=0.02", "infonce:t=0.1", unsure, "", cost, better=False)
-    assert said.startswith("nothing is shown to beat your loss at t=0.1: tuning changed it by ")
+    assert said.startswith("nothing that was tried is shown to beat your loss at t=0.1: tuning changed it by ")
     assert "; the best other, hcl:prior=0.02, is +1 [" in said
     said = race.sentence("host", "host", {"host": None}, "", cost, better=False)
     none = "no other treatment could be compared with your loss"
@@ -261,7 +263,7 @@ def test_after_a_failure_at_the_whole_length_the_next_is_compared(gains, lost, t
         assert found["winner"].startswith("dcl:t=")
         assert found["sentence"].startswith(f"{found['winner']}: +2 [")
     else:
-        assert found["sentence"].startswith("nothing beats your loss")
+        assert found["sentence"].startswith("nothing that was tried beats your loss")
         assert "the best other, dcl:t=" in found["sentence"]
 
 
@@ -293,7 +295,7 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
         assert found["sentence"].startswith(f"{best}: +3 [")
     else:
         assert found["winner"] == "infonce:t=0.2"
-        assert found["sentence"].startswith("nothing beats your loss at t=0.2: tuning gained +2 [")
+        assert found["sentence"].startswith("nothing that was tried beats your loss at t=0.2: tuning gained +2 [")
         assert f"; the best other, {best}, is -1 [" in found["sentence"]
     assert (
         "Not tried at another temperature, since --budget 4 is too small and 9 suffices: hcl:beta=1."
@@ -340,7 +342,7 @@ def test_a_temperature_that_has_not_gained_on_fresh_seeds_is_not_the_winner(tmp_
             if drift > 1
             else r"your loss at t=0.2: tuning changed it by \+1.1 \[-"
         )
-        assert re.match(f"nothing beats {gained}", found["sentence"])
+        assert re.match(f"nothing that was tried beats {gained}", found["sentence"])
 
 
 @pytest.mark.parametrize("best", ["host", "infonce"])

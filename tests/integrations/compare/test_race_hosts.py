@@ -25,11 +25,13 @@ pytestmark = pytest.mark.slow
 COMMAND = [str(Path(sys.executable).with_name("counterpoint")), "race"]
 INTERVAL = r"[+-][\d.e+-]+ \[-?[\d.e+-]+, -?[\d.e+-]+\]"
 SENTENCE = re.compile(
-    rf"(nothing (beats|is shown to beat) your loss( at t=[\d.]+)?(: tuning (gained|changed it by) {INTERVAL})?"
+    r"(nothing that was tried (beats|is shown to beat) your loss( at t=[\d.]+)?"
+    rf"(: tuning (gained|changed it by) {INTERVAL})?"
     rf"(; the best other, .+, is {INTERVAL} from it)?|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
     r"( On one side of your loss.s best temperature, no further one was trained to the end\.)?"
+    r"( Nothing was better at the end than at 1/4 of the length: is that the right length, or number\?)?"
     r"( Trained to the end: only [a-z ]+; a larger --budget trains more\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
