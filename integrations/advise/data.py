@@ -85,7 +85,7 @@ def _ids(values: Any, name: str, shape: tuple[int, ...]) -> Tensor:
     if values.shape != shape and (*values.shape, 1) != shape:
         raise ValueError(f"{name}: expected the shape {shape}, got {values.shape}.")
     if values.dtype.kind in "US":
-        number = int if _are_numbers(values) else lambda word: int.from_bytes(sha256(word.encode()).digest()[:7])
+        number = int if _are_numbers(values) else lambda word: int.from_bytes(sha256(word.encode()).digest()[:7], "big")
         known = [UNKNOWN if word in UNKNOWN_WORDS else number(word) for word in values.ravel().tolist()]
         values = np.array(known)
     if values.dtype.kind not in "iu":

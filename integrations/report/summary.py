@@ -188,10 +188,10 @@ def summarise(
         name = name if short[domain, name] == 1 else dataset  # two folders of the same name
         for setting, members in _settings(found):
             stored = dict.fromkeys(key for run in members for key in run.record["result"])
-            named = [*stored] if domain == "compare" else [min(stored, key=lambda name: name == LOSS)]  # as typed there
-            for metric in metrics or named:
-                prefix = [name + setting] * (len(datasets) > 1 or len(metrics or named) < 2 or bool(setting))
-                title = " ".join(prefix + [metric] * (len(metrics or named) > 1))
+            usual = [*stored] if domain == "compare" else [min(stored, key=lambda one: one == LOSS)]  # as typed there
+            for metric in metrics or usual:
+                prefix = [name + setting] * (len(datasets) > 1 or len(metrics or usual) < 2 or bool(setting))
+                title = " ".join(prefix + [metric] * (len(metrics or usual) > 1))
                 columns += _columns(members, rows, (name, metric, setting, title), baseline, lower, margin)
                 if missing := [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]:
                     named = listed(f"{row} ({plural(count, 'run')})" for row, count in Counter(missing).items())
@@ -206,7 +206,7 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
 
     Rows that train nothing, or another length on purpose, are in each part with which they agree in all other settings.
     """
-    parts: dict[str, dict[str, object]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     members: dict[str, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=_may_differ_in):
         settings = {key: value for key, value in run.arguments.items() if key not in IDENTIFYING}

@@ -581,6 +581,13 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0
 
 
+@pytest.mark.parametrize(("domain", "shown"), [("compare", ["knn", "linear"]), ("image", ["knn"])])
+def test_a_comparison_of_scripts_shows_all_its_metrics(tmp_path, domain, shown):
+    rows = {row: {seed: {"knn": 70 + seed, "linear": 80 + seed} for seed in range(3)} for row in (BASE, OTHER)}
+    runs = make(tmp_path, {("train.py", row): values for row, values in rows.items()}, domain=domain)
+    assert [column.metric for column in report.summarise(runs).columns] == shown
+
+
 def test_latex_is_bold_by_verdict(tmp_path):
     base = noisy(70, 5)
     better = {s: v + 2 + 0.01 * s for s, v in base.items()}
