@@ -88,8 +88,7 @@ class _Steps:
                 if name in finding:
                     entry[name] = max(entry.get(name, 0.0), finding[name])
             entry["ours"] &= finding["ours"]
-            places = {finding.get("positives"), entry.get("positives")} - {OTHER_VIEW}
-            if len(places) > 1 and finding["form"]:
+            if finding["form"] and len({finding.get("positives"), entry.get("positives")} - {OTHER_VIEW}) > 1:
                 entry["positives"] = "others in each call"
             if finding.get("columns") != entry.get("columns"):
                 _find_columns(entry, finding)
@@ -119,14 +118,13 @@ class _Steps:
             for loss in losses:
                 alike = [f"batch and precision do not tell it from {name}" for name in loss.get("rivals", ())]
                 loss["doubts"] = [*loss["doubts"], *alike]
-            survey = [{"site": s, "call": what, "times": n} for (s, what), n in self.watch.survey.items()]
             data = {
                 "steps": self.seam.calls,
                 "backwards": self.watch.backwards,
                 "ended_early": not self.ended,
                 "losses": losses,
                 "errors": [*self.errors, *self.watch.errors],
-                "survey": survey,
+                "survey": [{"site": s, "call": what, "times": n} for (s, what), n in self.watch.survey.items()],
             }
             self.file.write_text(json.dumps(data, indent=2, default=str))
 
@@ -217,10 +215,9 @@ def conclude(
     """Say what was found, add the commands to the data, and return the exit code.
 
     Args:
-        data: what was found.
+        data, folder: what was found, and the folder of the script.
         objective: the spec of the user, if there is one.
         script: the end of each command: shims, ``--``, the script and its arguments.
-        folder: of the script.
         apply: run the command, if there is only one.
         only: give commands for a part of the script's loss, too.
     """

@@ -77,12 +77,7 @@ class Call:
 
 
 def call_of(views: Sequence[Tensor], options: Mapping[str, Any]) -> Call:
-    """Return the call of an objective for embeddings.
-
-    Args:
-        views: the embeddings.
-        options: those of ``--as``, and further arguments of an objective, ``scale`` and ``bias``.
-    """
+    """Return the call of an objective for embeddings; options are those of ``--as``, and arguments of the objective."""
     options = dict(options)
     cat, first = options.pop("cat", 1), options.pop("anchors", "all") == "first"
     scale, bias, epsilon = options.pop("scale", None), options.pop("bias", None), options.pop("epsilon", 0.0)

@@ -124,13 +124,10 @@ class Calls:
     def logits(
         self, site: Site, frame: FrameType, where: str, x: Tensor, positives: Tensor | None, own: str, **how: Any
     ) -> Logits | None:
-        """Return the replacement of the gradient at the logits of a call; None if there is nothing to replace.
+        """Return the replacement of the gradient at the logits ``x`` of a call; None if there is nothing to replace.
 
-        Args:
-            site, frame, where: of the call.
-            x: the logits, as the call gets them.
-            positives: see :class:`counterpoint.plugins.gradient.Logits`, as ``how``.
-            own: the host's own loss, unless ``--own`` says it.
+        For ``positives`` and ``how`` see :class:`counterpoint.plugins.gradient.Logits`. ``own`` is the host's own loss,
+        unless ``--own`` says it.
         """
         if not x.requires_grad or not torch.is_grad_enabled():
             return None
@@ -221,9 +218,7 @@ def put(seam: Seam, owner: Any, name: str, function: Callable[..., Any]) -> None
 def replace_losses(calls: Calls, known: bool) -> None:
     """Replace cross entropy, ``nll_loss`` of a ``log_softmax``, and calls whose positives ``--positives`` names.
 
-    Args:
-        calls: those from the sites.
-        known: whether the sites are those of a plugin, which may have positives beside labels.
+    The sites are ``known`` if they are those of a plugin, which may have positives beside labels.
     """
     log_softmaxes = WeakIdKeyDictionary()  # their results, with the replacement of the logits, and the logits
     put(calls.seam, nn.functional, "cross_entropy", _labeled(calls, nn.functional.cross_entropy, known))

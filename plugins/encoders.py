@@ -37,11 +37,7 @@ def follow(copy: nn.Module, encoder: nn.Module, tau: float = 1 - KEPT) -> None:
 
 
 class OwnGuide:
-    """The embeddings of the same data by the encoder of the first step, or by its moving average.
-
-    Args:
-        moves: whether it is the moving average.
-    """
+    """The embeddings of the same data by the encoder of the first step, or by its moving average if it ``moves``."""
 
     def __init__(self, moves: bool) -> None:
         self._moves, self._copies, self._embeds = moves, dict[Any, tuple[nn.Module, nn.Module]](), False

@@ -101,13 +101,7 @@ class Replaced(ABC):
         """Return the objective's report of the batch."""
 
     def gradients(self, dtype: torch.dtype, g: Sequence[Tensor], tensors: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        """Return the gradients of the tensors, and of the learned ones.
-
-        Args:
-            dtype: the precision of the host's loss.
-            g: its gradient.
-            tensors: as the host got them.
-        """
+        """Return the gradients of the tensors, and of the learned ones; ``dtype`` and ``g`` are of the host's loss."""
         seam, unchanged = self.seam, (*g, *(None for _ in self.learned))
         if not self.known or not any(bool(each.any()) for each in g):
             return unchanged

@@ -374,11 +374,7 @@ def loss_of(loss_fn: Objective, *args: Any, call: str = "forward", **options: An
     """Compute the loss of a host's batch; for a batch of one sample, which has no negatives, warn and return zero.
 
     The hosts' own losses are zero there too, and a last batch of one should not end a training. The zero depends on
-    the embeddings, so that every process has a gradient.
-
-    Args:
-        args, options: arguments for the objective.
-        call: the objective's method: ``forward``, ``from_logits`` or another one.
+    the embeddings, so that every process has a gradient. ``call`` is the objective's method.
     """
     if not _is_single_sample(args, call, options):
         loss: Tensor = (loss_fn if call == "forward" else getattr(loss_fn, call))(*args, **options)

@@ -73,12 +73,9 @@ class Script:
 
 
 def start(launcher: Sequence[str], command: Sequence[str], script: Sequence[str]) -> int:
-    """Start a launcher whose processes run a script with the seam in place; return its exit code.
+    """Start a launcher, ``torchrun --nproc-per-node 2``, whose processes run a script with the seam in place.
 
-    Args:
-        launcher: its words, ``torchrun --nproc-per-node 2``.
-        command: the arguments of ``counterpoint inject`` before ``--``.
-        script: the script and its arguments.
+    ``command`` are the arguments of ``counterpoint inject`` before ``--``. Returns the launcher's exit code.
     """
     name, *options = launcher if launcher[0] != "-m" else ["python", *launcher]
     beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -313,9 +310,7 @@ def _read(results: Path) -> list[dict[str, Any]]:
 def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
     """Install the seam in processes that run the script again, as Lightning does for each device.
 
-    Args:
-        script: the script that is running.
-        command_line: arguments of ``counterpoint inject`` that ask for this seam.
+    ``command_line`` are arguments of ``counterpoint inject`` that ask for this seam.
     """
 
     class Popen(subprocess.Popen):  # type: ignore[type-arg]

@@ -98,10 +98,8 @@ class ContrastiveLoss(nn.Module):
 def before(seam: Seam, sites: Mapping[str, str | None] | None = None, scale: str = "") -> None:
     """Replace the gradient of logits at the sites; every other call stays as it is.
 
-    Args:
-        seam: of this run.
-        sites: sites, and the positives of those whose calls have no labels; by default those of the command.
-        scale: see :class:`Scales`.
+    ``sites`` come with the positives of those whose calls have no labels; by default they are those of the command. For
+    ``scale`` see :class:`Scales`.
     """
     options = seam.options
     texts, products = sites or _with_positives(options, "site"), _with_positives(options, "product")

@@ -32,12 +32,7 @@ _ELEMENTWISE = ("MulBackward0", "DivBackward0")
 
 
 def replace_products(calls: Calls, apart: dict[Site, Site] | None = None) -> None:
-    """Replace the gradient of products of embeddings at the sites.
-
-    Args:
-        calls: those from the sites.
-        apart: where the positives of a site are, if they are not in its product.
-    """
+    """Replace the gradient of products at the sites; ``apart`` says where positives are, if not in the product."""
     seam, own, option = calls.seam, calls.seam.options.get("own"), calls.seam.options.get("scale")
     if own is None:
         raise SeamError("logits: --product needs --own, the loss that the script computes from these similarities")

@@ -56,12 +56,7 @@ def with_ids(ids: Tensor, hard_ids: Tensor | None, given: Tensor) -> tuple[Tenso
 
 
 class Guide:
-    """A model that embeds the batch of another one, without gradient.
-
-    Args:
-        guide: the ``SentenceTransformer`` that judges.
-        model: the one that is trained, whose tokens the batch has.
-    """
+    """A model that embeds, without gradient, the batch of another one, ``model``, whose tokens the batch has."""
 
     def __init__(self, guide: Any, model: Any) -> None:
         for name, one in (("guide", guide), ("model", model)):
@@ -79,15 +74,14 @@ class Guide:
     @torch.no_grad()
     def __call__(self, columns: Sequence[Features]) -> list[Tensor]:
         """Return the embeddings of each column, ``(B, width)``; other models read the texts anew."""
+        if self.guide is not self.model:
+            self.guide.eval()
         embedded = []
         for column in columns:
             features = dict(column) if self.same_tokens else self._read(column)
-            if self.guide is not self.model:
-                self.guide.eval()
             moved = {k: v.to(self.guide.device) if isinstance(v, Tensor) else v for k, v in features.items()}
-            embedded.append(self.guide(moved)["sentence_embedding"])
-        device = columns[0]["input_ids"].device
-        return [z.to(device) for z in embedded]
+            embedded.append(self.guide(moved)["sentence_embedding"].to(column["input_ids"].device))
+        return embedded
 
     def _read(self, column: Features) -> dict[str, Any]:
         tokenizer = self.model.tokenizer  # of transformers, or of tokenizers for static embeddings

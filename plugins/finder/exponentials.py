@@ -66,13 +66,9 @@ def _matrix(x: Tensor) -> Tensor:
 
 
 def judge_exponentials(watch: Watch, sinks: list[Sink], root: Tensor, begin: Begin) -> Iterator[Finding]:
-    """Return the findings of sinks without labels.
+    """Return the findings of sinks without labels; ``begin`` returns the beginning of one, of a sink and its products.
 
     Logits that are a loss by themselves come first, whatever they are computed from; then what several products make.
-
-    Args:
-        watch, sinks, root: of the step.
-        begin: returns the beginning of a finding, of a sink and its products.
     """
     scalars = [*map(float, watch.scalars)]
     units: dict[int, _Unit] = {}

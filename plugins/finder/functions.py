@@ -48,14 +48,10 @@ def nearest(value: float, values: Iterable[float], anchors: int) -> float:
 
 
 def function_of(watch: Watch, sink: Sink, root: Tensor, finding: Finding, specs: Sequence[str]) -> Replaced | None:
-    """Find a function whose arguments are the embeddings, and how our objective gets its gradient from them.
+    """Find a function whose arguments are the embeddings, and how one of our objectives gets its gradient from them.
 
     A call of the function is compared as a whole, with all terms that were computed in it. Of several, functions that
     can be replaced come first, then those that need no ``anchors=first``, which computes what it drops.
-
-    Args:
-        watch, sink, root, finding: of the step.
-        specs: the objectives that it may be.
     """
     found = list(_functions(watch, sink, root, finding, specs)) if finding["scale"] > 0 else []
     return min(found, key=lambda each: (not each["whole"], "anchors" in each["as"]), default=None)

@@ -22,6 +22,7 @@ from .records import Finding
 from .watch import Sink
 
 CLASSES = re.compile(r"(y|label|target|class|category)(e?s|_?ids?)?")
+IDS = re.compile("query|qid|doc|passage|pid|user|item|^batch$")
 # of keys that are nobody's positives: a negative's, or of a third column, as in sentence-transformers
 NEGATIVES = re.compile(r"(\b|_)(hard|neg)|\[([2-9]|\d\d+)\]\[", re.IGNORECASE)
 
@@ -133,10 +134,8 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     elif all(isinstance(each, str) for each in x):
         distinct = len({*x})
     name = re.findall(r"\w+", path)[-1].lower()
-    few = (
-        kind == "ids" and 5 * distinct <= len(x) and not re.search("query|qid|doc|passage|pid|user|item|^batch$", name)
-    )
     many = name[:5] == "label" and distinct > 0.9 * len(x)  # a column `label` of sentence-transformers may have ids
+    few = kind == "ids" and 5 * distinct <= len(x) and not IDS.search(name)
     classes = (bool(CLASSES.fullmatch(name)) and not many) or few
     if distinct < 2:
         return None

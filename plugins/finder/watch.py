@@ -170,8 +170,7 @@ class Watch(TorchFunctionMode):
         if self.unlinked and args and args[0] is self.unlinked[-1] and self.unlinked[-1].grad_fn is not None:
             self._product(*self.unlinked)
             self.unlinked = []
-        known = name in SINKS and watched
-        out = self._sink(name, func, args, kwargs) if known else func(*args, **kwargs)
+        out = self._sink(name, func, args, kwargs) if watched and name in SINKS else func(*args, **kwargs)
         for frame in stack:
             self.made[frame] = self.made.get(frame, (first, 0))[0], next_number()
         if frees and self.products_only:
@@ -184,19 +183,14 @@ class Watch(TorchFunctionMode):
             if name in MATRICES and not torch.is_grad_enabled():
                 self.unlinked = [name, args, kwargs, out]
             elif isinstance(out, Tensor) and out.grad_fn is not None and args:
-                if out._is_view() and (
-                    name != "einsum" or len(args) > 2 or (not isinstance(args[1], Tensor) and len(args[1]) > 1)
-                ):
+                of_one = name == "einsum" and len(args) < 3 and (isinstance(args[1], Tensor) or len(args[1]) < 2)
+                if out._is_view() and not of_one:
                     out = out.clone()  # an edit of a view in place would cut its node out of the graph
                 self._product(name, args, kwargs, out)
         elif name.endswith("_loss") and isinstance(out, Tensor) and out.requires_grad:
             self._count(f"{name} of {tuple(args[0].shape) if isinstance(args[0], Tensor) else '?'}")
-        if (
-            (self.sinks or self.products_only)
-            and isinstance(out, Tensor)
-            and out.numel() == 1
-            and out.grad_fn is not None
-        ):
+        is_number = isinstance(out, Tensor) and out.numel() == 1 and out.grad_fn is not None
+        if is_number and (self.sinks or self.products_only):
             self.scalars.append(out.detach().clone())
         return out
 

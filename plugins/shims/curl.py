@@ -1,7 +1,5 @@
 """Shims for CURL and dmc2gym on today's numpy and gym."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 
@@ -25,9 +23,7 @@ def _env_specs() -> bool:
     class Registry(dict):  # type: ignore[type-arg]
         """The registry, now a plain dict, under its former name too."""
 
-        @property
-        def env_specs(self) -> Registry:
-            return self
+        env_specs = property(lambda self: self)
 
     gym.envs.registry = gym.envs.registration.registry = Registry(gym.envs.registry)
     return True
