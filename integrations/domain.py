@@ -142,7 +142,6 @@ class Domain:
     grids: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what ``tune`` tries, from the papers
 
     def module(self, name: str) -> ModuleType:
-        """Import a module of the domain's package."""
         return import_module(f"counterpoint.integrations.{self.name}.{name}")
 
     def train(self, run: object) -> None:

@@ -192,9 +192,7 @@ def add_arguments(
 def add_runs(parser: argparse.ArgumentParser, cells: bool = True) -> None:
     """Add the flags of every command that trains runs of a store.
 
-    Args:
-        cells: with those by which the array jobs of a cluster share a grid, and ``--config``, which
-            :mod:`.command.config` replaces by flags before anything is parsed.
+    With ``cells`` also ``--config``, which :mod:`.command.config` replaces by flags before anything is parsed.
     """
     group = parser.add_argument_group("runs")
     add = group.add_argument

@@ -142,8 +142,7 @@ def command(arguments: argparse.Namespace) -> int:
     summary.notes[:0] = notes + ["With --quick: the numbers mean nothing."] * arguments.quick
     print(report.RENDER["json" if arguments.json else "terminal"](summary))
     synthetic = " The sentences, graphs and robots are synthetic." * bool(grid.keys() - {PLANTED, "image"})
-    intro = INTRO + synthetic + ABOUT_PLANTED * (PLANTED in grid)
-    words = {"title": "counterpoint demo", "intro": intro}
+    words = {"title": "counterpoint demo", "intro": INTRO + synthetic + ABOUT_PLANTED * (PLANTED in grid)}
     for path in report.write(summary, arguments.out, formats=("html", "json"), **words):
         print_line(f"wrote {path}")
     return 0

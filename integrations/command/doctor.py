@@ -31,10 +31,8 @@ raise SystemExit(0 if frame.any() else "the picture is black")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
-    about: str  # python, extra, device or renderer
-    name: str  # what was checked
+    about: str  # what was checked: python, extra, device or renderer
+    name: str
     state: str  # ok, missing or broken
     text: str
     fix: str = ""

@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("spec", nargs="*", help="names or specs to show in full; without any, all are listed")
     add("--json", action="store_true", help="print JSON")
-    plot = "draw the training weights over similarity, as a PNG (none)"
-    add("--plot", type=flags.file, metavar="FILE", help=plot)
+    add("--plot", type=flags.file, metavar="FILE", help="draw the training weights over similarity, as a PNG (none)")
     parser.set_defaults(check=_check)
 
 
@@ -56,9 +55,8 @@ def command(arguments: argparse.Namespace) -> int:
         save(plot_weights(asked), arguments.plot)
         print_lines(f"wrote {arguments.plot}", file=sys.stderr)
     parts = [part for one in asked for part in ([one] if one in named.values() else _pieces(one))]
-    listed = [*cp.registry.values()]
-    if not arguments.json:
-        listed.sort(key=lambda kind: kind.name not in FIRST)  # which keeps the order of others
+    # those of FIRST come first, and others keep their order
+    listed = sorted(cp.registry.values(), key=lambda kind: not arguments.json and kind.name not in FIRST)
     descriptions = [facts(type(part), part) for part in parts] or [facts(kind) for kind in listed]
     if arguments.json:
         print(json.dumps(descriptions, indent=1))
@@ -131,8 +129,7 @@ def _text(description: dict[str, Any]) -> Iterator[str]:
         names = ", ".join(dict.fromkeys((parameter["short"], parameter["name"])))
         value = parameter.get("value", parameter["default"])
         note = "" if value == parameter["default"] else f" (default {text(parameter['default'])})"
-        row = f"      {names:28}{text(value):14} {parameter['expected']}{note}"
-        yield fill(row, WIDTH, subsequent_indent=" " * 49)
+        yield fill(f"      {names:28}{text(value):14} {parameter['expected']}{note}", WIDTH, subsequent_indent=" " * 49)
     labels = {"use": "when", "first": "tune first", "cost": "cost", "near": "negatives"}
     notes = [(label, description[key]) for key, label in labels.items() if key in description]
     for label, line in [*notes, *(("atlas", line) for line in description.get("atlas", ()))]:

@@ -26,11 +26,9 @@ class Command:
         return getattr(import_module(self.module, __package__), name)(argument, *self.more)
 
     def arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the arguments."""
         self._call(self.names[0], parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Run it; returns the exit code."""
         return int(self._call(self.names[1], arguments))
 
 

@@ -68,9 +68,8 @@ def finish(run: Run, metrics: Sequence[Metric]) -> None:
 
 def read_again(runs: Iterable[Run], metrics: Sequence[Metric]) -> None:
     """Read the numbers of runs that were done with other metrics."""
-    texts = [metric.text for metric in metrics]
     for run in runs:
-        if run.done and run.details["metrics"] != texts:
+        if run.done and run.details["metrics"] != [metric.text for metric in metrics]:
             with run.lock():
                 finish(run, metrics)
 

@@ -171,6 +171,9 @@ def load(name: str, features: str = "auto", seed: int = 0) -> GraphSet:
     return GraphSet._featured(name, x, data.edge_index, data.y, nodes, edges, features)
 
 
+load_cached = lru_cache(maxsize=2)(load)
+
+
 def bag_of_nodes(data: GraphSet) -> NDArray[np.float32]:
     """Count each node label and each degree in a graph: a baseline without a network, ``(graphs, width)``."""
     graph = torch.arange(len(data)).repeat_interleave(data.nodes)
@@ -209,12 +212,6 @@ KINDS: dict[str, Callable[[int, int], networkx.Graph]] = {
     "geometric": lambda n, seed: networkx.random_geometric_graph(n, (1.35 / n) ** 0.5, seed=seed),
 }
 """The classes of :func:`demo`, in the order of their numbers."""
-
-
-@lru_cache(maxsize=2)
-def load_cached(dataset: str, features: str) -> GraphSet:
-    """:func:`load`, once per process."""
-    return load(dataset, features)
 
 
 def prepare(arguments: Mapping[str, Any]) -> tuple[GraphSet, NDArray[np.int64], NDArray[np.int64]]:

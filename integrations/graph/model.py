@@ -143,8 +143,6 @@ def embed(encoder: nn.Module, data: GraphSet, batch: int = 512) -> NDArray[np.fl
     with evaluation_mode(encoder):
         batches = (data.batch(index).to(device) for index in torch.arange(len(data)).split(batch))
         embeddings = torch.cat([_encoded(encoder, each).cpu() for each in batches])
-    if len(embeddings) != len(data):
-        raise ValueError(
-            f"encoder: expected a row for each of {len(data)} graphs, got {len(embeddings)}: pool its nodes."
-        )
+    if (rows := len(embeddings)) != len(data):
+        raise ValueError(f"encoder: expected a row for each of {len(data)} graphs, got {rows}: pool its nodes.")
     return embeddings.numpy()

@@ -13,7 +13,6 @@ class PublishedEncoder(Encoder, Published):
 
 
 def publish(run: Run) -> PublishedEncoder:
-    """The trained encoder of a run."""
     if run.arguments["encoder"] == "none":
         raise ValueError(f"{run.path}: {run.name} has no encoder.")
     weights = training.restore(run).encoder.state_dict()

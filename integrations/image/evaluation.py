@@ -263,5 +263,4 @@ def shifts(size: tuple[int, int]) -> dict[str, Recipe]:
 def shifted(data: ImageSet, recipe: Recipe, seed: int = 0) -> ImageSet:
     """Transform each image once, with a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.cat([(255 * recipe(part, generator)).round().byte() for part in data.x.split(1000)])
-    return replace(data, x=x)
+    return replace(data, x=torch.cat([(255 * recipe(part, generator)).round().byte() for part in data.x.split(1000)]))

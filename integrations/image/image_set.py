@@ -95,12 +95,12 @@ class ImageSet:
         """Draw ``count`` images, balanced over the classes as far as possible; None returns all of them."""
         return self if count is None else self[self._balanced_rows(count, seed, lambda turn, total: turn)]
 
-    def hold_out(self, share: float, seed: int = 0) -> tuple[ImageSet, ImageSet]:
+    def hold_out(self, share: float) -> tuple[ImageSet, ImageSet]:
         """Split off a ``share`` of each class; returns the remaining and the held-out images."""
         if not 0 < share < 1:
             raise ValueError(f"{self.name}: the share that is held out must be in (0, 1), got {share!r}.")
         # rank by the middles of equal parts of each class: a share of .1 takes ten of a hundred images, none of three
-        held_out = self._balanced_rows(max(1, round(share * len(self))), seed, lambda turn, total: (turn + 0.5) / total)
+        held_out = self._balanced_rows(max(1, round(share * len(self))), 0, lambda turn, total: (turn + 0.5) / total)
         remaining = torch.ones(len(self), dtype=torch.bool)
         remaining[held_out] = False
         return self[remaining.nonzero().squeeze(1)], self[held_out]

@@ -48,10 +48,8 @@ class Encoder(nn.Module):
             try:
                 self.width = self(torch.zeros(1, 3, max(size, 8), max(size, 8))).shape[1]
             except (RuntimeError, AssertionError, ValueError) as error:
-                why = str(error).partition("\n")[0]
-                raise ValueError(
-                    f"backbone: {backbone} takes no images of {size} pixels; try --size 224 ({why})"
-                ) from error
+                what = f"{backbone} takes no images of {size} pixels; try --size 224"
+                raise ValueError(f"backbone: {what} ({str(error).partition(chr(10))[0]})") from error
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, width)`` features."""
@@ -75,8 +73,7 @@ def _network(name: str, size: int, channels: int) -> nn.Module:
     linear = [key for key, part in network.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
         raise ValueError(f"backbone: {name} has no linear classifier to take off; expected another network.")
-    last = linear[-1]
-    parent, _, attribute = last.rpartition(".")
+    parent, _, attribute = linear[-1].rpartition(".")
     setattr(network.get_submodule(parent), attribute, nn.Identity())
     return network
 

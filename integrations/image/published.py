@@ -14,7 +14,6 @@ class PublishedEncoder(Encoder, Published):
 
 
 def publish(run: Run) -> PublishedEncoder:
-    """The trained encoder of a run."""
     arguments = run.arguments
     size = image_size(arguments["dataset"], arguments["size"])
     published = PublishedEncoder(arguments["backbone"], size, arguments["channels"])

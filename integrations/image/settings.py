@@ -18,6 +18,7 @@ AUGMENTATIONS = ("cifar", "cifar-blur", "simclr", "moco", "digits", "none")
 PARTS = ("tune", "report")
 PROBES = ("knn", "linear", "robust", "shifted")
 PROTOCOLS = ("lbfgs", "adam")
+_VALIDATION = "share of training images that no run trains on: for --watch and --part tune"
 
 
 class Source(NamedTuple):
@@ -91,9 +92,7 @@ class Settings:
     # images
     size: int | None = setting(None, "pixels of an image (the data set's own)", type=int, low=1)
     subset: int | None = setting(None, "train on this many images, balanced (all)", type=int, low=1)
-    validation: float = setting(
-        0.1, "share of training images that no run trains on: for --watch and --part tune", above=0, below=1
-    )
+    validation: float = setting(0.1, _VALIDATION, above=0, below=1)
     part: str = setting("report", "images to report on: test images, or validation images to tune on", choices=PARTS)
     # views
     augment: str | None = setting(None, "distribution of views (cifar; digits for digits)", choices=AUGMENTATIONS)

@@ -54,8 +54,7 @@ def allowed_probes(arguments: Mapping[str, Any], images: data.Data) -> list[str]
 
 def check(cells: Iterable[Mapping[str, Any]]) -> None:
     """Raise the errors of every cell's arguments before the first one trains."""
-    by_seed = {json.dumps({**arguments, "seed": 0}): arguments for arguments in cells}
-    for arguments in by_seed.values():
+    for arguments in {json.dumps({**arguments, "seed": 0}): arguments for arguments in cells}.values():
         images = data.prepare(arguments)
         allowed_probes(arguments, images)
         batches(images.train, build(arguments, images.train.size[0]))

@@ -43,13 +43,8 @@ def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]],
     """Measure specs along one parameter after the other, from the best so far; return the score of each.
 
     Each parameter gets its share of the budget, for the values next to the best one. What is left goes into further
-    rounds, until a round changes nothing.
-
-    Args:
-        start: the first spec to measure.
-        grids: the values to try of each parameter, in the order of the search.
-        budget: largest number of specs to measure.
-        measure: returns the scores of specs; NaN for those that failed.
+    rounds, until a round changes nothing. ``grids`` are in the order of the search, ``budget`` is the largest number of
+    specs to measure, and ``measure`` returns their scores, NaN for those that failed.
     """
     scores, measured = dict(measure([start])), 0
     while measured < len(scores) < budget:  # a round without a new spec is the last

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import counterpoint as cp
+from counterpoint.names import nearest
 
 Grids = Mapping[str, Sequence[float]]  # the values to try of each parameter
 
@@ -55,14 +56,9 @@ def changed(data: Mapping[str, Any], name: str, value: float) -> dict[str, Any]:
 def grids_of(spec: str, papers: Grids, own: Grids | None = None, strict: bool = True) -> dict[str, tuple[float, ...]]:
     """Return the values to try of each parameter of a spec, in the order of the search; empty if there is none.
 
-    Args:
-        spec: of the objective to start from; its schedules, learned values and words are not changed.
-        papers: the grids to choose from.
-        own: other grids, by either name of a parameter; then only these parameters are tuned.
-        strict: raise ``ValueError`` if ``own`` names a parameter that the spec does not have.
+    Schedules, learned values and words are not changed. With ``own`` grids, by either name of a parameter, only these
+    parameters are tuned; if ``strict``, raise ``ValueError`` for one that the spec does not have.
     """
-    from counterpoint.names import nearest
-
     data = cp.objective(spec).to_dict()
     names = list(dict.fromkeys(name for name, _ in numbers(data)))
     if own is None:

@@ -67,7 +67,6 @@ class Lease:
         return bool(self.number) and self._last() == self.number
 
     def renew(self) -> None:
-        """Prolong the lease."""
         self.transport.write(self._name(self.number), json.dumps(self.content).encode())
 
     def release(self) -> None:

@@ -38,8 +38,7 @@ def check(names: Iterable[str]) -> None:
         try:
             BACKENDS[name].check()
         except Exception as error:
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ValueError(f"--track {name}: {reason}") from error
+            raise ValueError(f"--track {name}: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
 
 
 def tracked(train: Callable[[Run], None], names: Collection[str]) -> Callable[[Run], None]:

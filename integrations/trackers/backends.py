@@ -147,6 +147,7 @@ class MLflow(Tracker):
             return MlflowClient(f"sqlite:///{place / 'mlflow.db'}"), (place / "artifacts").as_uri()
 
     def __init__(self, subject: Subject) -> None:
+        from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
         self.client, files = self._client(subject.root)
@@ -163,12 +164,9 @@ class MLflow(Tracker):
             histories = (self.client.get_metric_history(self.id, key) for key in same[0].data.metrics)
             self.last = max((metric.step for history in histories for metric in history), default=-1)
             return
-        from mlflow.entities import Param
-
         tags = {**subject.tags, self.TAG: subject.identifier, "group": subject.group}
         self.id = self.client.create_run(*place, tags=tags, run_name=subject.name).info.run_id
-        params = [Param(key, str(value)[:500]) for key, value in subject.config.items()]
-        self.client.log_batch(self.id, params=params)
+        self.client.log_batch(self.id, params=[Param(key, str(x)[:500]) for key, x in subject.config.items()])
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
@@ -181,8 +179,7 @@ class MLflow(Tracker):
     def close(self, status: str) -> None:
         for sent in self.waiting:
             sent.wait()
-        ended = {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-        self.client.set_terminated(self.id, ended[status])
+        self.client.set_terminated(self.id, {"done": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}[status])
 
 
 class Trackio(Tracker):
