@@ -106,9 +106,7 @@ def _per_node(name: str, value: Any, common: Tensor, last: int) -> Any:
 def common_nodes(views: Sequence[Tensor], nodes: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the rows of the nodes that are in all views, in the same order, and these nodes.
 
-    Args:
-        views: ``(rows, width)``, one tensor per view.
-        nodes: per view ``(rows,)`` integers, which node each row is; if a node has several rows, the first one counts.
+    If a node has several rows in a view, the first one counts.
     """
     nodes = (nodes,) if isinstance(nodes, Tensor) else nodes
     if not all(isinstance(n, Tensor) and n.dim() == 1 and n.dtype in _INTEGERS for n in nodes):

@@ -28,11 +28,9 @@ NAME = "the name that it has there, as in --scale self.logit_scale.exp"
 
 
 class Scales:
-    """The scale at each call of the sites.
+    """The scale at each call of the sites; the notes of the seam say what was measured.
 
-    Args:
-        seam: of this run; its notes say what was measured.
-        option: ``--scale``: a number, a name at the site, :data:`CHANGING`, or None to take what is measured.
+    ``option`` is ``--scale``: a number, a name at the site, :data:`CHANGING`, or None to take what is measured.
     """
 
     otherwise: str = ""  # a name at the sites, for logits that no product of embeddings leads to

@@ -175,9 +175,9 @@ def _cross_entropy(watch: Watch, sink: Sink, root: Tensor) -> Finding | None:
         finding["positives"] = f"soft targets, the largest at {finding['positives']}"
     _compare_cross_entropy(finding, sink, x, labels, targets)
     _find_margin(finding, sink)
-    if finding["shifted"] and (way := RULES.get(str(finding["positives"]))):
-        whole = products[0].values().shape == sink.x.shape
-        finding |= by_product(watch, finding, products, raw, way) if whole else {}
+    way = RULES.get(str(finding["positives"])) if finding["shifted"] else None
+    if way and products[0].values().shape == sink.x.shape:
+        finding |= by_product(watch, finding, products, raw, way)
     finding["replace"] = function_of(watch, sink, root, finding, [finding["form"] or ""])
     return finding
 

@@ -75,15 +75,8 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
     factors = [x for x in sink.walk.scalars if gradients(sink.x.sum(), [x])[0] is not None and not _shifts(sink.x, x)]
     inner = [x for product in products for side in (product.a, product.b) for x in watch.walk(side).scalars]
     learned = {id(x): x for x in (*factors, *inner)}
-    finding |= {
-        "scores": False,
-        "shifted": False,
-        "uneven": False,
-        "offset": None,
-        "learned": [],
-        "scale_variable": None,
-        "_tolerance": sink.tolerance,
-    }
+    finding |= {"scores": False, "shifted": False, "uneven": False, "offset": None}
+    finding |= {"learned": [], "scale_variable": None, "_tolerance": sink.tolerance}
     similarities: dict[tuple[int, int], float] = {}
     for product in products:
         factor, moved = _factor_of(sink.x, product, similarities)

@@ -18,7 +18,6 @@ from .frames import Place
 
 
 def words(text: str) -> frozenset[str]:
-    """Split a table of names."""
     return frozenset(text.split())
 
 

@@ -91,9 +91,8 @@ class EnoughError(SystemExit):
 class Watch(TorchFunctionMode):
     """Record products, sinks and scalars until ``backward`` is called, then let ``at_backward`` judge them.
 
-    Args:
-        at_backward: gets the watch and the tensor that is differentiated, before autograd runs.
-        products_only: record no sinks, for callers that know where the loss is.
+    That gets the watch and the tensor that is differentiated, before autograd runs. With ``products_only``, record no
+    sinks, for callers that know where the loss is.
     """
 
     def __init__(self, at_backward: Callable[[Watch, Tensor], None], products_only: bool = False) -> None:
