@@ -171,10 +171,8 @@ def add_arguments(
 ) -> None:
     """Add the flags that every domain has. ``parser.set_defaults(...)`` afterwards sets a domain's own defaults.
 
-    Args:
-        objective: what is trained without ``--objective``, for the help.
-        settings: the domain's settings, for the length of training; None to leave that flag out.
-        presets: names of the recipes to choose from.
+    ``objective`` is what is trained without ``--objective``, for the help. Without the domain's settings, the flag for
+    the length of training is left out.
     """
     add = parser.add_argument
     or_preset = ", or the preset's" if presets else ""
@@ -213,7 +211,6 @@ def add_runs(parser: argparse.ArgumentParser, cells: bool = True) -> None:
 
 
 def add_places(parser: argparse._ActionsContainer) -> None:
-    """Add ``--jobs`` and ``--on``."""
     add = parser.add_argument
     add("--jobs", type=whole(1), default=1, metavar="N", help="runs at a time (%(default)s)")
     where = "local, slurm:partition=gpu,gpus=1,time=60, ray:ADDRESS or dask:ADDRESS (%(default)s)"
@@ -221,7 +218,6 @@ def add_places(parser: argparse._ActionsContainer) -> None:
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
-    """Add ``--device``, the same for every command."""
     parser.add_argument("--device", type=device, default="cpu", help="cpu, cuda, cuda:1, ... or auto (%(default)s)")
 
 

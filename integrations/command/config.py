@@ -53,7 +53,6 @@ class Line(NamedTuple):
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of a command."""
     parser = Parser(f"counterpoint {name}")
     COMMANDS[name].arguments(parser)
     return parser

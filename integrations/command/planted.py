@@ -40,7 +40,6 @@ def cells(objectives: Mapping[str, str], seeds: Sequence[int], quick: bool) -> I
 
 
 def train(run: Run, cache: Path) -> None:
-    """Train one cell, and score it."""
     from sklearn.datasets import load_digits
 
     arguments, classes = run.arguments, CLASSES[run.arguments["dataset"]]

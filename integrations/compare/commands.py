@@ -95,7 +95,6 @@ def read(arguments: argparse.Namespace, command: str, kind: type[Settings]) -> N
 
 
 def faults(arguments: argparse.Namespace, settings: Settings, script: Sequence[str]) -> Iterator[str]:
-    """Yield the faults of a comparison."""
     if arguments.host is None:
         yield f"which host? Known: {', '.join(registry.names())}"
     launcher, script = split_launcher(script)

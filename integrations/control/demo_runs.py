@@ -2,15 +2,13 @@
 
 from typing import Any
 
-from . import representation
-from .environment import check_frames as check  # raises where frames cannot be rendered
-from .representation import train
-
-__all__ = ["COMMON", "QUICK", "SETTINGS", "cell", "check", "train"]
+from . import environment, representation
 
 COMMON = {"t": "0.2", "denominator": ""}
 SETTINGS: dict[str, Any] = {"episodes": 40, "length": 14, "updates": 26, "scores": "cosine"}
 QUICK: dict[str, Any] = {"episodes": 8, "length": 6, "updates": 4, "batch": 8}
+
+check, train = environment.check_frames, representation.train  # check raises where frames cannot be rendered
 
 
 def cell(objective: str | None, seed: int, **settings: Any) -> dict[str, Any]:

@@ -1,23 +1,17 @@
 """The settings of a control run, of its agent and of a representation run, and the domain; imports no torch."""
 
-import re
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
-from ..domain import Domain, check, known_settings, setting
+from ..domain import Domain, check, defined, known_settings, setting
 
 CURL_TASKS = ("finger-spin", "cartpole-swingup", "reacher-easy", "cheetah-run", "walker-walk", "ball_in_cup-catch")
 SCORES = ("bilinear", "cosine")  # a test compares these with the plugin's
 
 
 def tasks() -> list[str]:
-    """Return the tasks of the installed suite, read from its files, since importing it takes seconds."""
-    package = find_spec("dm_control")
-    files = sorted(Path((package.submodule_search_locations or [""])[0], "suite").glob("*.py")) if package else []
-    pattern = re.compile(r"^@SUITE\.add\(.*\)\ndef (\w+)", re.M)
-    return [f"{file.stem}-{task}" for file in files for task in pattern.findall(file.read_text(encoding="utf-8"))]
+    """Return the tasks of the installed suite."""
+    return ["-".join(names) for names in defined("dm_control", "suite", r"(?m)^@SUITE\.add\(.*\)\ndef (\w+)")]
 
 
 @known_settings

@@ -5,8 +5,6 @@ from ..store.run import Run
 from . import training
 from .model import Encoder
 
-PIPELINE = "graph-ml"
-
 
 class PublishedEncoder(Encoder, Published):
     """An encoder with its configuration."""

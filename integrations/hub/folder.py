@@ -19,6 +19,7 @@ from ..store.files import atomic, signed
 from ..store.run import Run, find_runs
 
 EVALUATIONS = {"sentence": "sts", "image": "image", "graph": "graph"}  # of the domains that can be pushed
+TASKS = {"sentence": "sentence-similarity", "image": "image-feature-extraction", "graph": "graph-ml"}  # by the hub
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 RECORD = ("arguments", "status", "result", "details", "versions", "command", "data", "axis")  # not the machine
 
@@ -29,31 +30,30 @@ def write(run: Run, name: str, folder: Path) -> Path:
         raise ValueError(f"{run.path}: a run of {run.arguments['domain']}; expected one of {', '.join(EVALUATIONS)}.")
     if not run.done:
         raise ValueError(f"{run.path}: not finished; the command that trains it resumes it.")
-    published = domain(run.arguments["domain"]).module("published")
-    published.publish(run).save_pretrained(str(folder))  # which creates it
+    domain(run.arguments["domain"]).module("published").publish(run).save_pretrained(str(folder))  # which creates it
     if pickled := [path.name for path in folder.rglob("*") if path.suffix in PICKLED]:
         raise ValueError(f"{folder}: {pickled[0]} is pickled; expected safetensors only.")
     config = folder / "config.json"
     size = json.loads(config.read_text(encoding="utf-8")).get("size") if config.exists() else None
     record = signed({key: without_folders(run.record.get(key)) for key in RECORD})
-    files = {"run.json": json.dumps(record, indent=1) + "\n", "README.md": card(run, name, published.PIPELINE, size)}
+    files = {"run.json": json.dumps(record, indent=1) + "\n", "README.md": card(run, name, size)}
     for file_name, text in files.items():
         with atomic(folder / file_name) as file:
             file.write(text.encode())
     return folder
 
 
-def card(run: Run, name: str, pipeline: str, size: int | None = None) -> str:
+def card(run: Run, name: str, size: int | None = None) -> str:
     """Return the model card, README.md of the repository: the training, the scores, and the papers to cite.
 
-    ``name`` is ``owner/name``, ``pipeline`` the hub's name of the task, ``size`` that of images.
+    ``name`` is ``owner/name``, ``size`` that of images.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
     arguments, spec = without_folders(run.arguments), run.arguments["objective"]
     library = "sentence-transformers" if arguments["domain"] == "sentence" else "pytorch"
     tags = ["counterpoint", "contrastive-learning", arguments["domain"]]
-    data = ModelCardData(library_name=library, pipeline_tag=pipeline, tags=tags)
+    data = ModelCardData(library_name=library, pipeline_tag=TASKS[arguments["domain"]], tags=tags)
     settings = {key: value for key, value in arguments.items() if key not in ("domain", "dataset", "objective")}
     made = ModelCard.from_template(
         data,

@@ -6,8 +6,6 @@ from . import training
 from .data import image_size
 from .model import Encoder
 
-PIPELINE = "image-feature-extraction"
-
 
 class PublishedEncoder(Encoder, Published):
     """An encoder with its configuration."""

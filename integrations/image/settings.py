@@ -1,15 +1,13 @@
 """The settings of an image run and of its evaluation, and the domain; imports neither torch nor a framework."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from counterpoint.names import closest, nearest
 
-from ..domain import Domain, check, defaults, known_settings, setting
+from ..domain import Domain, check, defaults, defined, known_settings, setting
 
 # a test compares the augmentations with the recipes that exist
 METHODS = ("simclr", "moco")
@@ -59,14 +57,8 @@ def check_dataset(name: str) -> None:
 
 
 def check_backbone(name: str) -> None:
-    """Raise ``ValueError`` unless this is one of ours or a classifier of torchvision.
-
-    Reads the names from torchvision's files, since importing it takes seconds.
-    """
-    package = find_spec("torchvision")
-    files = Path((package.submodule_search_locations or [""])[0], "models").glob("*.py") if package else ()
-    pattern = re.compile(r"^@register_model\(.*?^def (\w+)", re.M | re.S)
-    known = [name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))]
+    """Raise ``ValueError`` unless this is one of ours or a classifier of torchvision."""
+    known = [name for _, name in defined("torchvision", "models", r"(?ms)^@register_model\(.*?^def (\w+)")]
     if known and name not in (*BACKBONES, *known):
         expected = f"Expected {' or '.join(BACKBONES)}, or a classifier of torchvision.models."
         raise ValueError(f"backbone: unknown {name!r}.{closest(name, known)} {expected}")

@@ -44,7 +44,6 @@ def static(model: SentenceTransformer) -> SentenceTransformer:
 
 
 def make_loss(model: SentenceTransformer, arguments: Mapping[str, Any]) -> ContrastiveLoss:
-    """Return the loss of a cell."""
     objective = cp.objective(arguments["objective"])
     options = {name: arguments[name] for name in ("negative_weight", "duplicates", "false_negatives", "guide")}
     if options["guide"] is not None:

@@ -6,8 +6,6 @@ from sentence_transformers import SentenceTransformer
 from ..store.run import Run
 from . import training
 
-PIPELINE = "sentence-similarity"
-
 
 def publish(run: Run) -> SentenceTransformer:
     """Return the trained SentenceTransformer of a run, on the CPU."""

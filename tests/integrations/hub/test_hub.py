@@ -57,10 +57,10 @@ def test_the_card_names_the_treatment(run, monkeypatch):
     monkeypatch.setattr(folder, "seeds_of", lambda _: [run])
     told = copy(run)
     told.arguments = {**run.arguments, "objective": "infonce:t=0.5; duplicates"}
-    lines = folder.card(told, "me/digits", published.PIPELINE).splitlines()
+    lines = folder.card(told, "me/digits").splitlines()
     assert "- objective: `infonce:t=0.5; duplicates`" in lines
     assert "- treatment: the loss is told, or left to find, `duplicates` about each batch" in lines
-    assert "treatment" not in folder.card(run, "me/digits", published.PIPELINE)
+    assert "treatment" not in folder.card(run, "me/digits")
 
 
 def test_an_interval_over_seeds_is_students(run):
