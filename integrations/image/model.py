@@ -48,8 +48,9 @@ class Encoder(nn.Module):
             try:
                 self.width = self(torch.zeros(1, 3, max(size, 8), max(size, 8))).shape[1]
             except (RuntimeError, AssertionError, ValueError) as error:
-                what = f"{backbone} takes no images of {size} pixels; try --size 224"
-                raise ValueError(f"backbone: {what} ({str(error).partition(chr(10))[0]})") from error
+                why = str(error).partition("\n")[0]
+                expected = f"takes no images of {size} pixels; try --size 224"
+                raise ValueError(f"backbone: {backbone} {expected} ({why})") from error
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, width)`` features."""

@@ -38,7 +38,8 @@ def check(names: Iterable[str]) -> None:
         try:
             BACKENDS[name].check()
         except Exception as error:
-            raise ValueError(f"--track {name}: {str(error).partition(chr(10))[0] or type(error).__name__}") from error
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ValueError(f"--track {name}: {reason}") from error
 
 
 def tracked(train: Callable[[Run], None], names: Collection[str]) -> Callable[[Run], None]:
