@@ -82,7 +82,7 @@ FORMULAS = {
         r"-\log \frac{E(p)}{E(p) + N g_1}, \quad "
         r"g_1 = \max\left\{\frac{\overline{E(s)} - \pi \, \overline{E(v)}}{1 - \pi}, e^{-1/t}\right\}"
     ),
-    "-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta": (
+    "-log E(p) / (E(p) + N g2),  g2 = DCL's g1 with mean E(s) weighted by E(s)^beta": (
         r"-\log \frac{E(p)}{E(p) + N g_2}, \quad "
         r"g_2 = \max\left\{\frac{\overline{w E(s)} - \pi \, \overline{E(v)}}{1 - \pi}, e^{-1/t}\right\}, \quad "
         r"w_j = \frac{E(s_j)^\beta}{\overline{E(s)^\beta}}"

@@ -106,7 +106,7 @@ class InfoNCE(Objective, name="infonce"):
 
     temperature: Real = Real("t", above=0, default=0.5, always=True, doc="``t`` > 0.")
     denominator: Choice[Denominator] = Choice(
-        *get_args(Denominator), default="with_positive", always=True, kw_only=True, doc="See the table."
+        *get_args(Denominator), default="with_positive", always=True, kw_only=True, doc="See InfoNCE's table."
     )
     radius: Real[float | None, float | None] = Real(
         above=0, default=None, optional=True, fixed=True, kw_only=True,
@@ -194,7 +194,7 @@ class DCL(InfoNCE, name="dcl"):
 class HCL(DCL, name="hcl"):
     """Hard-negative contrastive loss: debiased, with more weight on the most similar negatives (g2).
 
-    ``-log E(p) / (E(p) + N g2),  g2 = g1 with mean E(s) weighted by E(s)^beta``: in place of the mean,
+    ``-log E(p) / (E(p) + N g2),  g2 = DCL's g1 with mean E(s) weighted by E(s)^beta``: in place of the mean,
     ``sum_j E(s_j)^{beta+1} / sum_j E(s_j)^beta``. ``beta = 0`` is :class:`DCL`.
 
     Paper: Robinson et al. 2021, https://arxiv.org/abs/2010.04592.

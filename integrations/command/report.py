@@ -67,7 +67,7 @@ def command(arguments: argparse.Namespace) -> int:
     if not arguments.runs:
         return _of_files(arguments)
     from .. import report, store
-    from ..compare.comparison import read_notes
+    from ..compare.notes import read_notes
 
     runs = store.find_runs(arguments.runs)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}

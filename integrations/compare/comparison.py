@@ -43,6 +43,7 @@ from ..store.run import TUNING, Run
 from ..store.transport import connect
 from . import cells
 from .metrics import Metric
+from .notes import looks, write_notes
 from .running import LOG, NO_SEED, UNREACHED, check_metrics, last_lines, read_again, train
 from .settings import HOST, Settings
 
@@ -171,7 +172,7 @@ class Comparison:
         idle = {run.name: did_nothing(run.name, run.details) for run in done if run.name not in moved}
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
-        own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *self.notes]
+        own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *looks(done), *self.notes]
         write_notes(done, own_notes, summary.remarks, settings.items.text if settings.items else None)
         summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
@@ -294,28 +295,6 @@ def _time_notes(runs: Sequence[Run], baseline: str) -> Iterator[str]:
         yield f"{' and '.join(slow)} had more time than {baseline}; train {baseline} longer to see what time gains"
 
 
-def write_notes(
-    runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], items: str | None = None
-) -> None:
-    """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its --items, for reports."""
-    about, words = runs[0].arguments["dataset"], runs[0].arguments.get("script", ())[1:]
-    kept = {"items": items, "about": about, "runs": sorted(run.folder.name for run in runs)}
-    kept |= {"title": shlex.join([about, *words])}
-    name = f"{cells.DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
-    connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())
-
-
-def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Yield the notes of each comparison whose runs are all among these, but of none that went on with more."""
-    names, found = {run.folder.name for run in runs}, list[dict[str, Any]]()
-    for place in {run.folder.store: None for run in runs if run.arguments["domain"] == cells.DOMAIN}:
-        for name in (files := connect(place)).list(f"{cells.DOMAIN}/notes"):
-            with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
-                found.append(json.loads(files.read(name)))
-    found = [kept for kept in found if names.issuperset(kept["runs"])]
-    yield from (kept for kept in found if not any({*kept["runs"]} < {*other["runs"]} for other in found))
-
-
 def did_nothing(spec: str, details: Mapping[str, Any]) -> str:
     """Return why a treatment of the script's own loss has changed nothing, as far as is known."""
     only_excludes = spec.startswith(f"{HOST};") and not re.search("(labels|log_q|index)=", spec)
@@ -375,8 +354,9 @@ def find_loss(
     sites = dict.fromkeys(loss["site"] for loss in data["losses"] if loss.get("command"))
     print_line(f"found {', '.join(sites) or host}: {own}")
     typed = [path for spec in specs for path in cp.treatment(spec, "infonce").paths.values()]
-    for one in (one for one in told if one.get("classes") and one["path"] not in typed):
-        print_line(f"{one['kind']}={one['path']} is not tried unless you name it{CLASSES}")
+    for one in (one for one in told if one.get("classes")):
+        untried = " is not tried unless you name it" * (one["path"] not in typed)
+        print_line(f"{one['kind']}={one['path']}{untried}{CLASSES}")
     offers = [f"{one['kind']}={one['path']}" for one in told if not one.get("classes")]
     return host, [*flags[:at], *flags[at + 2 :]], own, offers
 

@@ -344,8 +344,8 @@ def _columns(
 
 
 def usual_margin(largest: float) -> float:
-    """Return half a point of a hundred of the scale: 1, 100, 1000, ... as the largest mean allows."""
-    return 0.005 * (1.0 if largest <= 1 else 10.0 ** max(2, math.ceil(math.log10(largest))))
+    """Return half a point of a hundred of the scale: 1, 10, 100, ... as the largest mean allows; of losses, too."""
+    return 0.005 * 10.0 ** max(0, math.ceil(math.log10(max(largest, 1.0))))
 
 
 def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, float]]) -> tuple[float | None, bool]:

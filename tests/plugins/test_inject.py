@@ -342,6 +342,10 @@ def test_a_script_that_crashes_shows_its_own_traceback(tmp_path):
         (["logits", "--objective", "adnce:tt=0.1"], "Did you mean"),
         (["logits", "--objective", "infonce:t=learned(0.1,0.05,1)"], "the host's optimizer does not update"),
         (["logits", "--report", "nowhere/steps.jsonl"], "its folder does not exist"),
+        (
+            ["auto", "--apply", "--objective", "hcl", "--", "torchrun", "toy.py"],
+            "--apply starts one process: leave it out",
+        ),
         (["logits", "--verify", "-3"], "--verify -3: expected the number of calls to compare"),
         (["logits", "--start", "-1"], "--start -1: expected the number of calls so far"),
         (["logits", "--site", "toy.py:12", "--scale", "-2"], "--scale -2: expected a positive number or a name"),

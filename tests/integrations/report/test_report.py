@@ -23,7 +23,7 @@ from counterpoint.install import install
 from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.report import FORMATS
-from counterpoint.integrations.compare.comparison import write_notes
+from counterpoint.integrations.compare.notes import write_notes
 from counterpoint.integrations.report import papers, plots, statistics, tables
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.summary import digits
@@ -114,7 +114,7 @@ def test_data_sets_are_pooled(tmp_path):
     assert report.summarise(some).pooled == []
 
 
-@pytest.mark.parametrize(("largest", "margin"), [(0.3, 0.005), (1, 0.005), (1.2, 0.5), (100, 0.5), (400, 5)])
+@pytest.mark.parametrize(("largest", "margin"), [(0.3, 0.005), (1, 0.005), (1.2, 0.05), (12, 0.5), (100, 0.5), (400, 5)])
 def test_the_margin_is_half_a_point_of_the_scale(tmp_path, largest, margin):
     (column,) = report.summarise(
         make(tmp_path, {("A", BASE): {0: largest, 1: -2.0}, ("A", OTHER): {0: largest}})

@@ -1,0 +1,47 @@
+"""What a comparison tells later reports: its notes, kept beside its runs."""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from .. import store
+from ..store.run import Run
+from ..store.transport import connect
+from .cells import DOMAIN
+
+
+def write_notes(
+    runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], items: str | None = None
+) -> None:
+    """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its --items, for reports."""
+    about, words = runs[0].arguments["dataset"], runs[0].arguments.get("script", ())[1:]
+    kept = {"items": items, "about": about, "runs": sorted(run.folder.name for run in runs)}
+    kept |= {"title": shlex.join([about, *words])}
+    name = f"{DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
+    connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())
+
+
+def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    """Yield the notes of each comparison whose runs are all among these, but of none that went on with more."""
+    names, found = {run.folder.name for run in runs}, [*_all_notes(runs)]
+    found = [kept for kept in found if names.issuperset(kept["runs"])]
+    yield from (kept for kept in found if not any({*kept["runs"]} < {*other["runs"]} for other in found))
+
+
+def _all_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
+    for place in {run.folder.store: None for run in runs if run.arguments["domain"] == DOMAIN}:
+        for name in (files := connect(place)).list(f"{DOMAIN}/notes"):
+            with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
+                yield json.loads(files.read(name))
+
+
+def looks(runs: Sequence[Run]) -> Iterator[str]:
+    """Yield a warning if some of these seeds were compared before: who adds seeds until a test finds something errs."""
+    names, seeds = {run.folder.name for run in runs}, {run.arguments["seed"] for run in runs}
+    shared = [[name.rsplit("/", 1) for name in names.intersection(kept["runs"])] for kept in _all_notes(runs)]
+    earlier = [len({seed for _, seed in look}) for look in shared if len({row for row, _ in look}) > 1]
+    if fewer := [count for count in earlier if count < len(seeds)]:
+        looked = f"{max(fewer)} of these {len(seeds)} seeds were compared before: two looks find more than is there"
+        yield f"{looked}, which no interval knows; to confirm a find, take fresh seeds alone (--seed 100)"

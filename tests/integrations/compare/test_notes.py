@@ -1,0 +1,30 @@
+"""The notes of a comparison; that they are in every format of a report is tested there."""
+
+from reports import make, noisy
+
+from counterpoint.integrations.compare.notes import looks, write_notes
+
+BASE, OTHER = "infonce:t=0.2,denominator=with_positive", "hcl:t=0.2,denominator=with_positive,prior=0.1,beta=1"
+
+
+def test_a_second_look_at_the_same_seeds_is_said(tmp_path):
+    def compared(*rows, seeds):
+        table = {("train.py", row): noisy(70, seeds) for row in rows}
+        return make(tmp_path, table, domain="compare")
+
+    first = compared(BASE, OTHER, seeds=3)
+    assert [*looks(first)] == []
+    write_notes(first, [], {})
+    assert [*looks(first)] == []  # the same command again
+    assert [*looks(compared(BASE, OTHER, "dcl:t=0.2", seeds=3))] == []  # a further row
+    (said,) = looks(compared(BASE, OTHER, seeds=5))
+    assert said.startswith("3 of these 5 seeds were compared before: ")
+    assert "--seed 100" in said
+    assert [*looks(compared(BASE, seeds=5))] == []  # of one row, nothing was compared
+
+
+def test_fresh_seeds_are_a_first_look(tmp_path):
+    rows = {("train.py", row): noisy(70, 3) for row in (BASE, OTHER)}
+    write_notes(make(tmp_path, rows, domain="compare"), [], {})
+    fresh = {("train.py", row): noisy(70, 5, start=100) for row in (BASE, OTHER)}
+    assert [*looks(make(tmp_path, fresh, domain="compare"))] == []
