@@ -638,7 +638,9 @@ def test_class_labels_are_not_proposed(tmp_path, monkeypatch, capsys, name):
     arguments = build("race").parse_args(["race", *words])
     arguments.check(arguments)
     race.Race(arguments, inject.typed(arguments, commands.NOT_HERE))
-    assert "is not tried" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is not tried" not in said
+    assert ("ids=label: probably class labels; with them, training is supervised" in said) is (name == "label")
 
 
 def test_finds_the_length_among_the_scripts_words():
