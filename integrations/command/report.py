@@ -73,8 +73,11 @@ def command(arguments: argparse.Namespace) -> int:
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=arguments.baseline, **options)
     alone = len({(column.dataset, column.setting) for column in summary.columns}) == 1  # else others share rows' names
-    for kept in read_notes(runs):
-        notes = kept["notes"] if alone else [f"{kept['title']}: {note}" for note in kept["notes"]]
+    several = [*read_notes(runs)]
+    common = {*several[0]["notes"]}.intersection(*(kept["notes"] for kept in several)) if alone and several else set()
+    for kept in several:
+        about = kept["title"] + f", {len(kept['runs'])} runs" * (len(several) > 1)
+        notes = [note if note in common else f"{about}: {note}" for note in kept["notes"]]
         summary.notes[:0] = [note for note in notes if note not in summary.notes]
         summary.remarks.update(kept["remarks"] if alone else {})
         if kept.get("items") and not arguments.items:

@@ -114,7 +114,9 @@ def test_data_sets_are_pooled(tmp_path):
     assert report.summarise(some).pooled == []
 
 
-@pytest.mark.parametrize(("largest", "margin"), [(0.3, 0.005), (1, 0.005), (1.2, 0.05), (12, 0.5), (100, 0.5), (400, 5)])
+@pytest.mark.parametrize(
+    ("largest", "margin"), [(0.3, 0.005), (1, 0.005), (1.2, 0.05), (12, 0.5), (100, 0.5), (400, 5)]
+)
 def test_the_margin_is_half_a_point_of_the_scale(tmp_path, largest, margin):
     (column,) = report.summarise(
         make(tmp_path, {("A", BASE): {0: largest, 1: -2.0}, ("A", OTHER): {0: largest}})
@@ -574,11 +576,22 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     write_notes(make(tmp_path, rows, domain="compare", **longer), ["of B"], {})
     assert main(["report", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "train.py --data 'B C': of B" in said
+    assert "train.py --data 'B C', 8 runs: of B" in said
     assert "(script=train.py --data 'B C')" in said
     for path in (tmp_path / "compare" / "notes").iterdir():
         path.write_text('{"runs": [')  # as a process that died leaves it
     assert main(["report", str(tmp_path)]) == 0
+
+
+def test_notes_say_of_which_comparison_they_are(tmp_path, capsys):
+    first = make(tmp_path, {("train.py", row): noisy(70, 4) for row in (BASE, OTHER)}, domain="compare")
+    write_notes(first, ["not tuned", "a step takes 1.0 s"], {})
+    later = make(tmp_path, {("train.py", row): noisy(70, 3) for row in (BASE, "dcl:t=0.2")}, domain="compare")
+    write_notes(later, ["not tuned", "a step takes 1.2 s"], {})
+    assert main(["report", str(tmp_path), "--format", "json"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert notes.count("not tuned") == 1
+    assert {"train.py, 8 runs: a step takes 1.0 s", "train.py, 6 runs: a step takes 1.2 s"} < {*notes}
 
 
 @pytest.mark.parametrize(("domain", "shown"), [("compare", ["knn", "linear"]), ("image", ["knn"])])
