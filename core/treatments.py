@@ -29,6 +29,7 @@ from .batch.same import equal_pairs, is_part, merged, merged_of_all, numbered, p
 from .batch.scores import Scores
 from .engine.distributed import Gather
 from .engine.matrix import MatrixNegatives
+from .engine.tiles import TileNegatives
 from .names import RULES, TOLD, check_known
 from .vectors import unit, widen
 
@@ -301,15 +302,16 @@ class Treatment(Wrapper):
             self.counts[name] = self.counts[name] + value
 
     def _count_embeddings(self, batch: Batch, scores: Scores) -> None:
-        """Count anchors, and excluded keys of a matrix, else NaN: in tiles, that would take another pass."""
-        factor, excluded = scores.anchor_factor, torch.tensor(torch.nan)
+        """Count anchors, and excluded keys, else NaN: those of a rule in tiles would take another pass."""
+        factor, excluded, neg = scores.anchor_factor, torch.tensor(torch.nan), scores.neg
         zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
         anchors = zero + (len(scores.pos) if factor is None else factor.sum())
         empty = zero if scores.emptied is None else zero + scores.emptied.sum()
-        if isinstance(scores.neg, MatrixNegatives) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
-            others = (keys := scores.neg.matrix.shape[1]) - keys // batch.total - scores.neg.count  # not its own
-            excluded = torch.as_tensor(others).expand(len(scores.pos), 1).sum()
-        self._count((anchors, excluded, empty), scores.neg.across)
+        by_ids = isinstance(neg, TileNegatives) and neg.mask.limits is None
+        if (by_ids or isinstance(neg, MatrixNegatives)) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
+            keys = len(neg.pairs[0][1]) if isinstance(neg, TileNegatives) else neg.matrix.shape[1]
+            excluded = torch.as_tensor(keys - keys // batch.total - neg.count).expand(len(scores.pos), 1).sum()
+        self._count((anchors, excluded, empty), neg.across)
 
     def terms(self) -> list[Any]:
         raise TypeError(f"{self}: a treatment cannot be a term; write the sum before its first semicolon.")

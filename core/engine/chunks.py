@@ -21,8 +21,7 @@ from .tiles import Block, TileNegatives
 # Similarities of a chunk: 16 MB of float32 on a CPU, elsewhere 256 MB, or as many as its keys have numbers.
 CHUNK, LARGE_CHUNK = 2**22, 2**26
 
-# On a CPU, rows and keys of the tiles of a chunk of narrow embeddings, whose elementwise steps run in the cache. All
-# other chunks are one tile: few large operations, and products take most of the time.
+# Rows and keys of the tiles of narrow embeddings on a CPU, whose steps run in the cache. Other chunks are one tile.
 HEIGHT, EDGE, NARROW = 1024, 256, 256
 
 

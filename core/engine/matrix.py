@@ -157,8 +157,7 @@ class Negatives(ABC):
         """Compute ``log W`` and ``sum_j w_j f(s_j) / W`` with constant weights ``w = exp(log_weight)`` of sum ``W``."""
 
         def weighted(s: Tensor, g: Tensor, total: Tensor, *others: Tensor) -> Tensor:
-            # that of an excluded key is unbounded, and infinity times its zero gradient would be NaN; that of a key
-            # that counts less than once may exceed one
+            # unbounded of an excluded key, whose zero gradient would be NaN; above one if a key counts less than once
             return (log_weight(g, *others) - total).clamp(max=HIGHEST).exp() * f(s, *others)
 
         functions: list[Callable[..., Any]] = [lambda s, g, *others: log_weight(g, *others), weighted]

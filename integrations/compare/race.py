@@ -132,13 +132,14 @@ class Race(Comparison):
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
         said += " On one side of your loss's best temperature, no further one was trained to the end." * tuned.edge
         own_whole = sum(arm.own for arm in whole)
-        few = ["your loss at one temperature"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
-        few += ["one other treatment"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
+        few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
+        few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
         if all(arm.full <= arm.short for arm in whole):
             said += (
                 f" Nothing was better at the end than at 1/{SHARE} of the length: is that the right length, or number?"
             )
-        said += f" Trained to the end: only {' and '.join(few)}; a larger --budget trains more." * bool(few)
+        alone = f"only one{' each' * (len(few) > 1)} was trained to the end; a larger --budget trains more"
+        said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
@@ -272,8 +273,9 @@ class Race(Comparison):
             print_line(f"{small}; {self.enough} suffices")
             self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
-            later = f"{len(new)} settings, later at most {room - len(new)} more"
-            print_line(f"1/{SHARE} of the length, {later}: {', '.join(arm.text for arm in new)}")
+            later = f", later at most {room - len(new)} more" * (room > len(new))
+            settings = f"{plural(len(new), 'setting')}{later}: {', '.join(arm.text for arm in new)}"
+            print_line(f"1/{SHARE} of the length, {settings}")
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
         part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}
@@ -346,6 +348,8 @@ class Race(Comparison):
         """Return the numbers that a run wrote while it trained, or else the arm's value at this length."""
         name = self.chosen_by.name
         curve = [(line["step"], line[name]) for line in run.metrics() if name in line] if run.done else []
+        if curve and self.flag:  # whose steps are numbers of printed lines
+            curve = [(step * length / curve[-1][0], number) for step, number in curve]
         return curve or [(length, self.sign * value)]
 
     def _cut(self, length: float) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def draw(arms: Sequence[Arm], metric: str) -> Any:
         points = sorted(arm.curve)
         axes.plot(*zip(*points, strict=True), **style, label=arm.text + ", dropped" * arm.dropped)
         axes.plot(*points[-1], "x" if arm.dropped else "o", color=style["color"], markersize=5)
-    axes.set_xlabel("length of the training")
+    axes.set_xlabel("length of the training (lines: the first seed)")
     axes.set_ylabel(metric)
     tidy(axes)
     drawing.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=2)

@@ -117,7 +117,10 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
     untrained = UNTRAINED.search(check) is not None
     better = {row: v for row, v in compared.items() if v.different and v.difference * sign > 0}
     worse = {row: v for row, v in compared.items() if v.different and v.difference * sign < 0}
-    unclear = {row: v for row, v in compared.items() if not v.different}
+    same = [row for row, v in compared.items() if v.word == "the same numbers"]
+    unclear = {row: v for row, v in compared.items() if not v.different and row not in same}
+    if same:
+        yield f"the same numbers as {check}: {_rows(same)}"
     if better:
         gains = _range(number(gain, places) for gain in sorted(v.difference for v in better.values()))
         rows = f" for {_rows(better)}" * (len(better) < len(compared))

@@ -338,7 +338,11 @@ def test_counts_excluded_keys_and_empty_anchors_of_embeddings(pairing):
     anchors, keys = (6, 1) if pairing == "one_way" else (12, 2 if pairing == "views" else 1)
     assert t.counts == {"anchors": anchors, "excluded": anchors // 3 * keys, "without_negatives": 0}
     assert t(Z1, Z2, ids=IDS, empty="zero").isfinite()  # nothing is empty
-    t(Z1, Z2, ids=IDS, pairing=pairing, engine="tiles:3")  # which would need another pass to count them
+    tiled = cp.treatment("infonce:t=0.5; ids=y")
+    tiled(Z1, Z2, ids=IDS, pairing=pairing, engine="tiles:3")
+    assert tiled.counts["excluded"] == anchors // 3 * keys
+    t = cp.treatment("infonce:t=0.5; margin=0")
+    t(Z1, Z2, pairing=pairing, engine="tiles:3")  # which would need another pass to count them
     assert t.counts["excluded"].isnan()
     z, keys = torch.eye(3), torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 1]])
     t = cp.treatment("infonce:t=0.5; threshold=0.5")

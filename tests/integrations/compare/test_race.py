@@ -480,14 +480,16 @@ def test_families_go_on_by_the_score_of_their_best_arm(tmp_path, capsys):
     assert {arm["family"] for arm in arms if not arm["dropped"]} == {"adnce", "hcl:beta=1"}
 
 
-@pytest.mark.parametrize(("budget", "few"), [(3, "your loss at one temperature and one other treatment"), (24, "")])
+@pytest.mark.parametrize(
+    ("budget", "few"), [(3, "your loss's temperatures and of the other treatments, only one each"), (24, "")]
+)
 def test_the_sentence_says_if_one_treatment_alone_was_trained_to_the_end(tmp_path, capsys, budget, few):
     score = lambda one: one["seed"] % 7 / 10 + len(one["objective"])  # noqa: E731
     raced = stand_in(tmp_path, score, [], most=24)
     raced.families, raced.arguments.settings = ["hcl:beta=1", "dcl:prior=0.1"], RaceSettings(budget=budget)
     assert raced.run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
-    assert f" Trained to the end: only {few}; a larger --budget trains more." in said if few else "only" not in said
+    assert f" Of {few} was trained to the end; a larger --budget trains more." in said if few else "only" not in said
 
 
 @pytest.mark.parametrize("budget", [4, 9])
