@@ -307,9 +307,13 @@ class Treatment(Wrapper):
         zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
         anchors = zero + (len(scores.pos) if factor is None else factor.sum())
         empty = zero if scores.emptied is None else zero + scores.emptied.sum()
-        by_ids = isinstance(neg, TileNegatives) and neg.mask.limits is None
-        if (by_ids or isinstance(neg, MatrixNegatives)) and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
-            keys = len(neg.pairs[0][1]) if isinstance(neg, TileNegatives) else neg.matrix.shape[1]
+        by_rule = isinstance(neg, TileNegatives) and neg.mask.limits is not None
+        if (
+            isinstance(neg, (MatrixNegatives, TileNegatives))
+            and not by_rule
+            and (batch.queue, batch.negatives, batch.labels) == (None,) * 3
+        ):
+            keys = neg.matrix.shape[1] if isinstance(neg, MatrixNegatives) else len(neg.pairs[0][1])
             excluded = torch.as_tensor(keys - keys // batch.total - neg.count).expand(len(scores.pos), 1).sum()
         self._count((anchors, excluded, empty), neg.across)
 

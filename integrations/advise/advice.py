@@ -52,6 +52,7 @@ def _false_negatives(measured: dict[str, Any]) -> Said:
     if any(found.values()):
         text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'were not found to gain'}"
         text += f"; without ids {without[0]['row']} gained most." if without else "; no objective gained without them."
+    text += f" Avoid {found['hurts'][0]['row']}." if found["hurts"] else ""
     yield text.format(**false), repaired + without + found["hurts"][:1]
 
 
@@ -88,7 +89,7 @@ def _duplicates(measured: dict[str, Any]) -> Said:
 def _unknown(measured: dict[str, Any]) -> Said:
     if "false_negatives" not in measured:
         text = "Cannot be known from embeddings alone: how many negatives are false. "
-        yield text + "Pass --ids: about 100 labels give the rate.", []
+        yield text + "Pass --ids: about 100 labels give the rate, of which a prior below is a guess.", []
     text = "Measured on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
     yield text + " Whether something helps, your own script tells: counterpoint race.", []
@@ -97,8 +98,10 @@ def _unknown(measured: dict[str, Any]) -> Said:
 def treatments(measured: dict[str, Any]) -> list[str]:
     """Return the treatments to race against the script's own loss, as their texts."""
     false = measured.get("false_negatives")
-    found = ['host; ids=batch["id"]'] if false and false["high"] >= SMALL else []
-    texts = '=batch["input_ids"]' * (measured.get("modality") == "text")  # dropout gives equal texts other embeddings
+    text = measured.get("modality") == "text"  # whose names are those of sentence-transformers
+    ids = "labels" if text else 'batch["id"]'
+    found = [f"host; ids={ids}"] if false and false["high"] >= SMALL else []
+    texts = "=sentence_features[1]['input_ids']" * text  # since dropout gives equal texts other embeddings
     found += [f"host; duplicates{texts}"] if measured["duplicates"]["equal"] > 0 else []
     images = measured.get("modality") == "images"  # on which neither these nor HCL gained
     copies = f"duplicates{texts}; " * (measured["duplicates"]["equal"] > 0)  # which a margin alone would leave

@@ -87,11 +87,9 @@ def command(arguments: argparse.Namespace) -> int:
     if any(one["evidence"] for one in advice):
         print_lines("", *wrap(LEGEND, WIDTH))
     print_lines("", "Try at equal compute, with the flags, length and metric of your script:", "", f"    {race}")
-    named = (
-        "and, with the names of your script, which counterpoint inject auto -- train.py lists (sentence-transformers: "
-    )
+    named = "and, with their names in your script, which counterpoint inject auto -- train.py lists. Names beside texts are "
     named += (
-        "ids=labels, and a guide is ContrastiveLoss(guide=model); with class labels as ids, training is supervised):"
+        "sentence-transformers', whose guide is ContrastiveLoss(guide=). Class labels as ids make training supervised:"
     )
     if with_names := [x for x in proposed if x not in race]:
         print_lines("", *wrap(named, WIDTH), "", *(f"    {one}" for one in with_names))

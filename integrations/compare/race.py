@@ -148,7 +148,9 @@ class Race(Comparison):
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
-        summary.remarks.update({arm.text: "at the edge of the temperatures tried" for arm in self.arms if arm.edge})
+        summary.remarks.update(
+            {arm.text: "at the edge of the temperatures trained to the end" for arm in self.arms if arm.edge}
+        )
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *one["script"]]
@@ -274,8 +276,8 @@ class Race(Comparison):
             self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
             later = f", later at most {room - len(new)} more" * (room > len(new))
-            settings = f"{plural(len(new), 'setting')}{later}: {', '.join(arm.text for arm in new)}"
-            print_line(f"1/{SHARE} of the length, {settings}")
+            count = plural(len(new), "setting")
+            print_line(f"1/{SHARE} of the length, {count}{later}: {', '.join(arm.text for arm in new)}")
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
         part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}

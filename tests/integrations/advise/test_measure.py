@@ -152,7 +152,7 @@ def test_treatments_can_be_read_and_evidence_is_of_ones_own_data():
     a, b, y = clusters(400, classes=4)
     measured, _ = measure(replace(from_arrays(a, b, y), modality="text"), Settings())
     proposed = treatments(measured)
-    assert proposed[0] == 'host; ids=batch["id"]'
+    assert proposed[0] == "host; ids=labels"
     assert not any("duplicates" in text or "drrl" in text for text in proposed)  # there are none, nor wrong pairs
     half = {**measured["false_negatives"], "share": 0.55}
     graphs = {**measured, "modality": "graphs", "false_negatives": half}
@@ -162,7 +162,7 @@ def test_treatments_can_be_read_and_evidence_is_of_ones_own_data():
     b[:80] = np.roll(b[:80], 1, axis=0)
     faulty, _ = measure(replace(from_arrays(a, b, y), modality="text"), Settings())
     proposed = treatments(faulty)
-    assert proposed[1] == 'host; duplicates=batch["input_ids"]'
+    assert proposed[1] == "host; duplicates=sentence_features[1]['input_ids']"
     assert treatments({**faulty, "modality": "images"})[1] == "host; duplicates"
     pictures = treatments({**measured, "modality": "images"})  # on which guides, margins and HCL gained nothing
     assert pictures == ['host; ids=batch["id"]']
