@@ -87,7 +87,6 @@ class Treatment(Wrapper):
             raise ValueError("treatment: expected ids= or labels=, got both: labels are ids, too.")
         if guide and not self.rules and not uses_guide(self.objective):
             raise ValueError(f"treatment: guide={guide} decides nothing without a rule; add margin=0 or threshold=0.9.")
-        # sums over calls: anchors, excluded keys, and anchors left without negatives
         self.counts: dict[str, Tensor | float] = dict.fromkeys(("anchors", "excluded", "without_negatives"), 0.0)
 
     @property
@@ -307,13 +306,10 @@ class Treatment(Wrapper):
         zero = scores.pos.new_zeros(())  # sums over processes need the same type in all of them
         anchors = zero + (len(scores.pos) if factor is None else factor.sum())
         empty = zero if scores.emptied is None else zero + scores.emptied.sum()
-        by_rule = isinstance(neg, TileNegatives) and neg.mask.limits is not None
-        if (
-            isinstance(neg, (MatrixNegatives, TileNegatives))
-            and not by_rule
-            and (batch.queue, batch.negatives, batch.labels) == (None,) * 3
-        ):
-            keys = neg.matrix.shape[1] if isinstance(neg, MatrixNegatives) else len(neg.pairs[0][1])
+        keys = neg.matrix.shape[1] if isinstance(neg, MatrixNegatives) else 0
+        if isinstance(neg, TileNegatives) and neg.mask.limits is None:
+            keys = len(neg.pairs[0][1])
+        if keys and (batch.queue, batch.negatives, batch.labels) == (None,) * 3:
             excluded = torch.as_tensor(keys - keys // batch.total - neg.count).expand(len(scores.pos), 1).sum()
         self._count((anchors, excluded, empty), neg.across)
 
