@@ -155,7 +155,7 @@ def summarise(
     Args:
         runs: those that are not done, and those of ``counterpoint tune``, are only counted in the notes.
         baseline: a row by its name or spec; by default a code base's own loss, or else InfoNCE, if there is one such.
-        metrics: names of results. The default is the first one on a data set, a loss if there is no other, and all of
+        metrics: names of results. The default is the first one on a data set, a loss only if it is alone, and all of
             them in a comparison of scripts.
         lower: whether smaller numbers are better. Without it losses are not compared.
         margin: differences within it are of no interest, in the metric's unit; by default half a point of a hundred.
