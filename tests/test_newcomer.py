@@ -36,6 +36,7 @@ SAID = {  # a command's beginning: what shortens it, and what its output must ho
     "make docs": ([], r"site/index\.html"),
     "pip install -c constraints.txt .": "the versions of another Python may not exist for this one",
     "pip install .[": "make demo has set up more than that",
+    "pip install mteb": "a framework that eval mteb alone needs",
     "pip install .": ([], r"[+~] counterpoint-losses(==| @)"),
     "counterpoint demo": "as make demo",
     "counterpoint objectives adnce --plot": ([], r"when +many false negatives.*wrote weights\.png"),

@@ -140,7 +140,7 @@ def guided(guide: Any, s: Tensor, columns: Tensor) -> Tensor:
     pair = guide if isinstance(guide, (list, tuple)) else (None, guide)
     if len(pair) != 2 or not isinstance(pair[1], Tensor) or len(pair[1]) != s.shape[-1]:
         expected = f"expected similarities {tuple(s.shape)} or embeddings of {s.shape[-1]} keys, not the model of these"
-        raise ValueError(f"treatment: guide: {expected}; got {getattr(pair[-1], 'shape', type(guide).__name__)}.")
+        raise ValueError(f"treatment: guide: {expected}; got {getattr(guide, 'shape', type(guide).__name__)}.")
     keys = unit(widen(pair[1].detach()).to(s))
     anchors = keys[columns] if pair[0] is None else unit(widen(pair[0].detach()).to(s))
     return anchors @ keys.T

@@ -76,7 +76,7 @@ def command(arguments: argparse.Namespace) -> int:
     several = [*read_notes(runs)]
     common = {*several[0]["notes"]}.intersection(*(kept["notes"] for kept in several)) if alone and several else set()
     for kept in several:
-        about = kept["title"] + f", {len(kept['runs'])} runs" * (len(several) > 1)
+        about = kept.get("title", kept["about"]) + f", {len(kept['runs'])} runs" * (len(several) > 1)
         notes = [note if note in common else f"{about}: {note}" for note in kept["notes"]]
         summary.notes[:0] = [note for note in notes if note not in summary.notes]
         summary.remarks.update(kept["remarks"] if alone else {})

@@ -333,11 +333,8 @@ def find_loss(
         folder = Script.of(script)[0].path.resolve().parent
         similar = [name for name in registry.names() if registry.load(name).recognises(folder)]
         hint = f", name one: {roads}" if roads else f"; it looks like the host {similar[0]}" if similar else ""
-        hint = (
-            hint
-            if data.get("backwards")
-            else "; the script ended before it trained, see its own words above (the row '0*infonce' trains nothing)"
-        )
+        if not data.get("backwards"):
+            hint = "; the script ended before it trained, see its own words above (the row '0*infonce' trains nothing)"
         raise ValueError(f"auto: found {len(commands)} losses to replace{hint}")
     connect(writable(root)).write(name, json.dumps(data).encode())
     names = {name for loss in data["losses"] for name in loss.get("names", ()) if not known}

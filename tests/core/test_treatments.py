@@ -251,6 +251,8 @@ def test_says_which_logits_have_no_keys_in_common():
 def test_a_guide_decides_what_a_rule_excludes():
     guide = normalize(torch.randn(6, 4, generator=G, dtype=torch.float64), dim=1)
     t = cp.treatment("infonce:t=0.5; guide=g; threshold=0.3")
+    with pytest.raises(ValueError, match=r"keys, not the model of these; got Identity\.$"):
+        t.from_logits(LOGITS, guide=torch.nn.Identity())
     right = cp.InfoNCE(0.5)(Z1, Z2, guide=[guide, guide], false_negatives=cp.threshold(0.3), pairing="one_way")
     torch.testing.assert_close(t.from_logits(LOGITS, guide=guide), right)
     torch.testing.assert_close(t.from_logits(LOGITS, guide=guide @ guide.T), right)

@@ -268,6 +268,17 @@ def test_the_command_prints_simcses_table(bert, folder, tmp_path, capsys):
     assert error.count("\n") == 2  # what it loads, and the error
 
 
+def test_models_that_cut_texts_to_different_lengths_are_named(bert, folder, tmp_path, capsys):
+    models = [str(tmp_path / name) for name in ("short", "long")]
+    for model, length in zip(models, (4, 12), strict=True):
+        encode.load(bert, "mean", max_length=length).save(model)
+    words = ["eval", "sts", *models, "--sets", "STSB-test", "--root", str(folder), "--device", "cpu"]
+    assert main(words) == 0
+    assert f"different lengths, {models[0]} to 4, {models[1]} to 12 tokens: --max-length N" in capsys.readouterr().err
+    assert main([*words, "--max-length", "6"]) == 0
+    assert "different lengths" not in capsys.readouterr().err
+
+
 # ---- real figures --------------------------------------------------------------------------------
 
 
