@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from documents import ROOT
+from reports import make
 
 import counterpoint as cp
 from counterpoint.integrations import store
@@ -490,6 +491,25 @@ def test_the_sentence_says_if_one_treatment_alone_was_trained_to_the_end(tmp_pat
     assert raced.run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
     assert f" Of {few} was trained to the end; a larger --budget trains more." in said if few else "only" not in said
+    assert (
+        " Nothing was better at the end than at 1/4 of the length: " in said
+    )  # the mean of two seeds is below the first
+
+
+@pytest.mark.parametrize(("flag", "at"), [("--steps", [20, 40, 60]), ("", [1, 2, 3])])
+def test_printed_numbers_are_drawn_over_the_length_of_the_training(tmp_path, flag, at):
+    raced = stand_in(tmp_path, lambda one: 3.0, [])
+    raced.flag, raced.chosen_by = flag, Metric("output", "", "loss", "loss", "output:loss")
+    (run,) = make(tmp_path / "runs", {("train.py", "infonce:t=0.2"): {0: 3.0}}, domain="compare")  # prints it thrice
+    assert [x for x, _ in raced._points(run, 60.0, 3.0)] == pytest.approx(at)
+
+
+def test_a_number_that_grows_with_the_length_is_no_reason_to_doubt_it(tmp_path, capsys):
+    score = lambda one: one["seed"] % 7 / 10 + len(one["objective"]) + ("length" not in one)  # noqa: E731
+    raced = stand_in(tmp_path, score, [], most=24)
+    raced.families, raced.arguments.settings = ["hcl:beta=1"], RaceSettings(budget=12)
+    assert raced.run() == 0
+    assert "Nothing was better at the end" not in json.loads(capsys.readouterr().out)["sentence"]
 
 
 @pytest.mark.parametrize("budget", [4, 9])

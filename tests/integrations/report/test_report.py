@@ -542,6 +542,14 @@ def test_without_scipy_what_needs_no_test_is_not_remarked(tmp_path, monkeypatch)
     assert report.summarise(make(tmp_path, {("A", BASE): noisy(70, 3)})).notes == []
 
 
+def test_a_row_with_the_numbers_of_the_untrained_encoder_needs_no_more_seeds(tmp_path):
+    none = {("A", row): dict.fromkeys(range(3), 0.0) for row in ("untrained encoder", BASE)}
+    said = report.terminal(report.summarise(make(tmp_path, none | {("A", OTHER): noisy(70, 3)})))
+    assert "the same numbers as untrained encoder: infonce:t=0.2" in said
+    assert "training is worth" in said
+    assert "would tell" not in said.partition("against")[0]
+
+
 def test_a_difference_is_never_printed_as_zero(tmp_path):
     base = noisy(70, 5)
     rows = {("A", "hcl:t=0.5"): {s: v + 0.0003 + 1e-6 * s for s, v in base.items()}, ("A", BASE): base}
