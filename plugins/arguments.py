@@ -85,7 +85,7 @@ def split_launcher(words: Sequence[str]) -> tuple[list[str], list[str]]:
     >>> split_launcher(["torchrun", "--nproc-per-node", "2", "train.py", "--epochs", "1"])
     (['torchrun', '--nproc-per-node', '2'], ['train.py', '--epochs', '1'])
     """
-    module = words.index("torch.distributed.run") if "torch.distributed.run" in words[:3] else 0
+    module = words.index("torch.distributed.run") if "torch.distributed.run" in words[:5] else 0
     if not module and (not words or Path(words[0]).name not in LAUNCHERS):
         return [], [*words]
     begins = (i for i in range(module + 1, len(words)) if words[i].endswith(".py") or words[i] in ("-m", "--module"))

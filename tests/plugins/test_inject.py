@@ -291,6 +291,7 @@ def test_a_site_is_in_the_working_directory_rather_than_in_another_file_of_that_
         ("accelerate launch --module toy --epochs 1", "-m toy --epochs 1"),
         ("deepspeed toy.py --module x", "toy.py --module x"),
         ("python -m torch.distributed.run toy.py", "toy.py"),
+        ("python -u -m torch.distributed.run toy.py", "toy.py"),
         ("-m torch.distributed.run toy.py", "toy.py"),
         ("toy.py torchrun toy.py", "toy.py torchrun toy.py"),
     ],
