@@ -233,5 +233,5 @@ for _ in range(6):
     ),
     "PCL": Member("PCL", PCL, [("main_pcl.py", IN, 5, "column 0"), ("main_pcl.py", IN, 1, "diagonal")], ANY),
     "AD-GCL": Member("adgcl", ADGCL, [("ginfominmax.py", OUT, 5, "")], ANY),
-    "contrastive-gap": Member("contrastive-gap", CONTRASTIVE_GAP, [("my_ce_loss.py", IN, 14.287, "diagonal")]),
+    "contrastive-gap": Member("contrastive-gap", CONTRASTIVE_GAP, [("my_ce_loss.py", IN, 14.287, "diagonal")], ANY),
 }

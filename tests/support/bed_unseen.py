@@ -158,8 +158,7 @@ class Own(models.CLIPModel):
 model = Own()
 train(lambda a, b: model({"image": a, "reduced_expression": b}), modules=[model])
 """,
-        [("models.py", IN, 1, "soft targets")],
-        SITE,
+        [("models.py", IN, 1, "soft targets")],  # which have a gradient
     ),
     "pylate": Member("pylate", PYLATE, [("contrastive.py", IN, 0, "diagonal")], SITE),
     "TANGLE": Member(
