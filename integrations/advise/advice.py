@@ -50,8 +50,13 @@ def _false_negatives(measured: dict[str, Any]) -> Said:
     without = [cell for cell in found["helps"] if cell["row"] != ORACLE][:1]
     repaired = [cell for cell in found["helps"] if cell["row"] == ORACLE]
     if any(found.values()):
-        text += f" At the nearest rates of the atlas, known ids {'gained' if repaired else 'were not found to gain'}"
-        text += f"; without ids {without[0]['row']} gained most." if without else "; no objective gained without them."
+        gained = {cell["data"] for cell in repaired}
+        others = {cell["data"] for some in found.values() for cell in some if cell["row"] == ORACLE} - gained
+        where = [f"gained on {' and '.join(sorted(gained))}"] * bool(gained)
+        where += [f"were not found to gain on {' and '.join(sorted(others))}"] * bool(others)
+        text += f" At the nearest rates of the atlas, known ids {', but '.join(where)}"
+        gain = "without ids {row} gained most, on {data}".format(**without[0]) if without else ""
+        text += f"; {gain or 'no objective gained without them'}."
     text += f" Avoid {found['hurts'][0]['row']}." if found["hurts"] else ""
     yield text.format(**false), repaired + without + found["hurts"][:1]
 

@@ -87,10 +87,11 @@ def command(arguments: argparse.Namespace) -> int:
     if any(one["evidence"] for one in advice):
         print_lines("", *wrap(LEGEND, WIDTH))
     print_lines("", "Try at equal compute, with the flags, length and metric of your script:", "", f"    {race}")
-    named = (
-        "and, with their names in your script, which counterpoint inject auto -- train.py lists. Names beside texts "
-    )
-    named += "are sentence-transformers'; its guide is ContrastiveLoss(guide=). Class labels as ids supervise training:"
+    named = "and, with their names in your script, which counterpoint inject auto -- train.py lists (guide: another "
+    named += "encoder's embeddings of the batch). "
+    if measured.get("modality") == "text":
+        named += "These are sentence-transformers' names; its guide is ContrastiveLoss(guide=). "
+    named += "Class labels as ids supervise training:"
     if with_names := [x for x in proposed if x not in race]:
         print_lines("", *wrap(named, WIDTH), "", *(f"    {one}" for one in with_names))
     return 0

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from ..domain import known_settings, setting
 
+MODALITIES = ("text", "images", "graphs")
+
 
 @known_settings
 @dataclass(frozen=True)
@@ -12,5 +14,5 @@ class Settings:
 
     near: float = setting(0.95, "cosine from which on two samples count as near-duplicates", above=-1, below=1)
     limit: int = setting(4000, "samples that are used at most, drawn at random", low=64)
-    modality: str | None = setting(None, "data whose evidence is cited for arrays (both)", choices=("text", "images"))
+    modality: str | None = setting(None, "data whose evidence is cited for arrays (all)", choices=MODALITIES)
     model: str | None = setting(None, "model for text pairs: the one that you start from, not a trained one", type=str)

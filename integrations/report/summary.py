@@ -233,6 +233,11 @@ def is_check(run: Run) -> bool:
     return run.arguments["objective"] is None
 
 
+def _weighs_nothing(run: Run) -> bool:
+    """Return whether the run's whole objective has the factor 0: a script may still train something else."""
+    return re.fullmatch(r"0\*[^+]+", str(run.arguments["objective"])) is not None
+
+
 def _pooled(columns: Sequence[Column]) -> Iterator[Pooled]:
     """Yield the verdicts over the data sets of each domain that share a metric and a baseline's name."""
     groups: dict[tuple[str, str, str], list[Column]] = defaultdict(list)
@@ -317,7 +322,7 @@ def _columns(
         baseline = likely[0] if len(likely) == 1 else None
     if baseline not in values or not comparable:
         baseline = None
-    trained = {row: seeds for row, seeds in values.items() if not is_check(first[row])}
+    trained = {row: values[row] for row, run in first.items() if not (is_check(run) or _weighs_nothing(run))}
     names = sorted(values, key=lambda row: (row in trained, row != baseline, row))
     if margin is None:
         margin = usual_margin(max(abs(fmean(seeds.values())) for seeds in values.values()))

@@ -62,6 +62,19 @@ def test_advice_cites_the_nearest_dose(planted):
         "false_negatives": {"share": 0.22, "low": 0.2, "high": 0.24, "known": 1000},
     }
     about_rate = next(one for one in advise(measured) if one["topic"] == "false negatives")
-    assert "known ids gained; no objective gained without them" in about_rate["text"]
+    assert "known ids gained on images; no objective gained without them" in about_rate["text"]
     cited = "[atlas: images, false negatives, 4 classes: oracle against InfoNCE +3.00 (+2.00 to +4.00), 20 seeds]"
     assert about_rate["evidence"][0] == cited
+
+
+def test_advice_says_on_which_data_ids_gained():
+    measured = {
+        "duplicates": {"cosine": 0.95, "share": 0.0, "equal": 0},
+        "wrong_positives": {"share": 0.0, "low": 0.0, "high": 0.01},
+        "false_negatives": {"share": 0.5, "low": 0.4, "high": 0.6, "known": 1000},
+    }
+    (all_data,) = (one["text"] for one in advise(measured) if one["topic"] == "false negatives")
+    assert "known ids gained on images, but were not found to gain on graphs and text; without ids DrRL" in all_data
+    (graphs,) = (one for one in advise(measured | {"modality": "graphs"}) if one["topic"] == "false negatives")
+    assert "atlas, known ids were not found to gain on graphs; without ids DrRL gained most, on graphs." in graphs["text"]
+    assert all("atlas: graphs" in one for one in graphs["evidence"])

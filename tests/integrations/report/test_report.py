@@ -87,6 +87,15 @@ def test_one_family_per_column_without_the_rows_that_train_nothing(tmp_path):
     assert list(column.checks) == ["bag of nodes"]
 
 
+def test_rows_of_weight_zero_are_checks(tmp_path):
+    rows = {BASE: noisy(70, 10), OTHER: noisy(71.5, 10), f"0*{BASE}": noisy(50, 10), f"0*{BASE} + {OTHER}": noisy(71, 10)}
+    found = make(tmp_path, {("A", row): values for row, values in rows.items()})
+    (column,) = report.summarise(found).columns
+    assert [*column.checks] == [f"0*{BASE}"]
+    assert [*column.compared] == [f"0*{BASE} + {OTHER}", OTHER]
+    assert f"A: over 0*{BASE}, +" in reading(column)
+
+
 def test_the_majority_class_is_no_achievement(tmp_path):
     values = {BASE: noisy(55.5, 8, 0.2), OTHER: noisy(55.4, 8, 0.2)}
     table = {("PTC", row): rows for row, rows in values.items()}
