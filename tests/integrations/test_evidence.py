@@ -76,5 +76,7 @@ def test_advice_says_on_which_data_ids_gained():
     (all_data,) = (one["text"] for one in advise(measured) if one["topic"] == "false negatives")
     assert "known ids gained on images, but were not found to gain on graphs and text; without ids DrRL" in all_data
     (graphs,) = (one for one in advise(measured | {"modality": "graphs"}) if one["topic"] == "false negatives")
-    assert "atlas, known ids were not found to gain on graphs; without ids DrRL gained most, on graphs." in graphs["text"]
+    assert (
+        "atlas, known ids were not found to gain on graphs; without ids DrRL gained most, on graphs." in graphs["text"]
+    )
     assert all("atlas: graphs" in one for one in graphs["evidence"])

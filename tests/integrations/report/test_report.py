@@ -88,7 +88,12 @@ def test_one_family_per_column_without_the_rows_that_train_nothing(tmp_path):
 
 
 def test_rows_of_weight_zero_are_checks(tmp_path):
-    rows = {BASE: noisy(70, 10), OTHER: noisy(71.5, 10), f"0*{BASE}": noisy(50, 10), f"0*{BASE} + {OTHER}": noisy(71, 10)}
+    rows = {
+        BASE: noisy(70, 10),
+        OTHER: noisy(71.5, 10),
+        f"0*{BASE}": noisy(50, 10),
+        f"0*{BASE} + {OTHER}": noisy(71, 10),
+    }
     found = make(tmp_path, {("A", row): values for row, values in rows.items()})
     (column,) = report.summarise(found).columns
     assert [*column.checks] == [f"0*{BASE}"]
