@@ -53,7 +53,7 @@ class Objective(Parametrized):
     cost: ClassVar[str] = ""  # compared with InfoNCE
     pairing: ClassVar[str] = "views"
     on_cosines: ClassVar[bool] = False  # whether its parameters or bounds assume similarities between -1 and 1
-    of_calls = OPTIONS
+    of_calls: ClassVar[tuple[str, ...]] = OPTIONS
 
     def per_anchor(self, pos: Tensor, neg: Negatives) -> Tensor:
         """Return the loss of each anchor with each of its positives, ``(anchors, P)``, or of each anchor, one column.

@@ -33,7 +33,9 @@ class SpecError(ValueError):
 
     def __init__(self, message: str, text: str, position: int) -> None:
         super().__init__(message, text, position)
-        self.message, self.text, self.position = message, text, position
+        self.message: str = message
+        self.text: str = text
+        self.position: int = position
 
     def __str__(self) -> str:
         start = self.text.rfind("\n", 0, self.position) + 1

@@ -102,7 +102,10 @@ class Schedule(nn.Module):
         if not checks.is_number(steps) or steps != int(steps) or steps < 1:
             raise ValueError(f"Schedule: steps must be a whole number, at least 1, got {steps!r}.")
         check_known("Schedule: unknown shape", shape, get_args(Shape))
-        self.start, self.end, self.steps, self.shape = float(start), float(end), int(steps), shape
+        self.start: float = float(start)
+        self.end: float = float(end)
+        self.steps: int = int(steps)
+        self.shape: Shape = shape
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
     def forward(self) -> Tensor:
@@ -161,7 +164,9 @@ class Learned(nn.Module):
             hint = " A value that may be negative needs low= and high= too." * (checks.is_number(init) and init <= 0)
             got = f"got init={init!r}, low={low!r}, high={high!r}"
             raise ValueError(f"Learned: expected low <= init <= high, {got}.{hint}")
-        self.start, self.low, self.high = float(init), float(low), float(high)
+        self.start: float = float(init)
+        self.low: float = float(low)
+        self.high: float = float(high)
         if self.low > 0:
             self.log_value: nn.Parameter = nn.Parameter(torch.tensor(math.log(init)))
         else:
@@ -200,7 +205,7 @@ class Tracked(nn.Module):
     Before that it is the current batch's, so that evaluation alone does not depend on hidden state.
     """
 
-    momentum = 0.9
+    momentum: float = 0.9
     value: Tensor
 
     def __init__(self) -> None:

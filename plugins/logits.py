@@ -80,7 +80,8 @@ class ContrastiveLoss(nn.Module):
         self.objective: Objective = as_objective(objective)
         self.scale = scale
         self.ignore_index = ignore_index
-        self.reduction, self.label_smoothing = reduction, label_smoothing
+        self.reduction: str = reduction
+        self.label_smoothing: float = label_smoothing
 
     def forward(self, logits: Tensor, labels: Tensor, scale: float | Tensor | None = None) -> Tensor:
         scale = self.scale if scale is None else scale

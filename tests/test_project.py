@@ -56,12 +56,11 @@ def test_a_schema_finds_a_mistake(tmp_path):
     assert done.returncode == 1
 
 
-@pytest.mark.slow
 def test_type_checkers_know_the_whole_public_api():
     """``pyright --verifytypes``: no public name, nor a member of one, has a type that checkers infer or do not know.
 
-    Half a minute, hence not in ``make types``. docs/policy.md says what is public; a name is only complete if all
-    types that its signature and its members mention are.
+    docs/policy.md says what is public; a name is only complete if all types that its signature and its members
+    mention are.
     """
     command = [tool("pyright"), "--verifytypes", "counterpoint", "--ignoreexternal", "--outputjson"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # it verifies the packages of `python`

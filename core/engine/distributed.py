@@ -40,9 +40,12 @@ class ProcessGroup:
     """The processes that share a batch: torch's group, and the number of samples of each, in the order of ranks."""
 
     def __init__(self, handle: Group, sizes: Sequence[int]) -> None:
-        self.handle, self.sizes, self.rank = handle, [*sizes], dist.get_rank(handle)
-        self.world_size, self.total = len(sizes), sum(sizes)
-        self.offset = sum(sizes[: self.rank])  # of the samples of this process among all
+        self.handle: Group = handle
+        self.sizes: list[int] = [*sizes]
+        self.rank: int = dist.get_rank(handle)
+        self.world_size: int = len(sizes)
+        self.total: int = sum(sizes)
+        self.offset: int = sum(sizes[: self.rank])  # of the samples of this process among all
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the rows of all processes in the order of ranks; a process may have several rows per sample."""

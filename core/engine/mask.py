@@ -230,7 +230,8 @@ class Workspace:
     """Named buffers that tiles reuse."""
 
     def __init__(self, like: Tensor) -> None:
-        self.dtype, self.device = like.dtype, like.device
+        self.dtype: torch.dtype = like.dtype
+        self.device: torch.device = like.device
         self.buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:

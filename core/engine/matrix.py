@@ -213,7 +213,10 @@ class MatrixNegatives(Negatives):
     def __init__(
         self, matrix: Tensor, skip: Tensor | None = None, drop: Tensor | None = None, log_weight: Tensor | None = None
     ) -> None:
-        self.matrix, self.skip, self.drop, self.log_weight = matrix, skip, drop, log_weight
+        self.matrix: Tensor = matrix
+        self.skip: Tensor | None = skip
+        self.drop: Tensor | None = drop
+        self.log_weight: Tensor | None = log_weight
         if log_weight is not None:
             self.count = self.masked(log_weight, -math.inf).exp().sum(1, keepdim=True)
         elif drop is not None:

@@ -35,8 +35,10 @@ class Quadratic:
     def __init__(self, value: Sequence[Value], slope: Sequence[Value], dtype: torch.dtype, after: str = "") -> None:
         if len(value) > 3 or len(slope) > 2:
             raise TypeError("not quadratic")
-        self.value, self.slope, self.dtype = (*value,), (*slope,), dtype
-        self.after = after
+        self.value: tuple[Value, ...] = (*value,)
+        self.slope: tuple[Value, ...] = (*slope,)
+        self.dtype: torch.dtype = dtype
+        self.after: str = after
 
     def _with(self, value: Sequence[Value], slope: Sequence[Value], after: str = "") -> Quadratic:
         if self.after:

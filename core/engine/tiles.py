@@ -73,9 +73,14 @@ class TileNegatives(Negatives):
         forced: bool = False,
     ) -> None:
         left, right = pairs[0]
-        self.pairs, self.both, self.mask = pairs, both, mask or Mask()
-        self.tile, self.engine, self.forced = tile, engine, forced
-        self.like, self._bound, self._reduced = left, bound, False
+        self.pairs: Sequence[tuple[Tensor, Tensor]] = pairs
+        self.both: bool = both
+        self.mask: Mask = mask or Mask()
+        self.tile: int | None = tile
+        self.engine: str = engine
+        self.forced: bool = forced
+        self.like: Tensor = left
+        self._bound, self._reduced = bound, False
         self.anchors: int = len(pairs) * (len(left) + both * len(right))
         self.cacheable: bool = tile is None and not forced and self.anchors * len(right) <= CACHED
         self.guide: Any = None

@@ -112,7 +112,7 @@ class MixNCA(_Estimated, name="mixnca"):
     use = "as nca, with mixtures of samples as soft positives"
     tune_first = "t, then lam (.5, .7, .9)"
     cost = "mixed views"
-    needs = frozenset({"mixed"})  # pyright: ignore[reportAssignmentType]
+    needs: frozenset[str] = frozenset({"mixed"})  # pyright: ignore[reportAssignmentType]
 
     lam: Real = Real(low=0, high=1, default=0.5, doc="In ``[0, 1]``; the paper uses .5 with g2 and .9 with g0.")
 
@@ -135,7 +135,7 @@ class Robust(_Estimated, name="robust"):
     use = "a term that adds adversarial robustness to another objective"
     tune_first = "epsilon of the attack"
     cost = "an attack"
-    needs = frozenset({"adversarial"})  # pyright: ignore[reportAssignmentType]
+    needs: frozenset[str] = frozenset({"adversarial"})  # pyright: ignore[reportAssignmentType]
 
     weight: Choice[Weight] = Choice(
         *get_args(Weight), default="clean", doc="``clean``: the anchor's clean loss, by the same estimator; ``one``: 1."

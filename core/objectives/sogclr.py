@@ -37,7 +37,7 @@ class SogCLR(Objective, name="sogclr"):
     use = "batches are small, and the loader knows each sample's position in the data set"
     tune_first = "t, then gamma (.2 to .9)"
     cost = "negligible, and a number for each sample and view"
-    needs = frozenset({"indexed"})  # pyright: ignore[reportAssignmentType]
+    needs: frozenset[str] = frozenset({"indexed"})  # pyright: ignore[reportAssignmentType]
 
     temperature: Real = Real("t", above=0, default=0.1, always=True, doc="``t`` > 0.")
     gamma: Real = Real(above=0, high=1, default=0.9, doc="Weight of the batch in ``u``, in ``(0, 1]``.")
