@@ -84,7 +84,9 @@ def _duplicates(measured: dict[str, Any]) -> Said:
     text = (
         "{share:.1%} of the samples have a near-duplicate: another sample's anchor with a cosine of {cosine:g} or more"
     )
-    text += ", and {equal:.1%} share an anchor or positive exactly" * (measured["duplicates"]["equal"] > 0)
+    text += ", and {equal:.1%} share an anchor ({anchors:.1%}) or positive ({positives:.1%}) exactly" * (
+        measured["duplicates"]["equal"] > 0
+    )
     if measured["duplicates"]["share"] >= SOME:
         text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "
         text += "that similar, too (--near sets the cosine, of centred features). The atlas has no cell for duplicates"
@@ -106,10 +108,12 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     text = measured.get("modality") == "text"  # whose names are those of sentence-transformers
     ids = "labels" if text else 'batch["id"]'
     found = [f"host; ids={ids}"] if false and false["high"] >= SMALL else []
-    texts = "=sentence_features[1]['input_ids']" * text  # since dropout gives equal texts other embeddings
-    found += [f"host; duplicates{texts}"] if measured["duplicates"]["equal"] > 0 else []
+    columns = [(measured["duplicates"][name], i) for i, name in enumerate(("anchors", "positives"))]
+    rules = [f"duplicates=sentence_features[{i}]['input_ids']" for rate, i in sorted(columns, reverse=True) if rate]
+    rules = rules if text and not measured.get("flat") else ["duplicates"] * bool(rules)  # dropout changes embeddings
+    found += [f"host; {rule}" for rule in rules]
     images = measured.get("modality") == "images"  # on which neither these nor HCL gained
-    copies = f"duplicates{texts}; " * (measured["duplicates"]["equal"] > 0)  # which a margin alone would leave
+    copies = "".join(f"{rule}; " for rule in rules[:1])  # which a margin alone would leave
     found += [] if images else ["host; guide=guide; margin=-0.05", f"host; {copies}margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
     wrong = measured["wrong_positives"]

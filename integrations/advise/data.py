@@ -29,7 +29,8 @@ class Pairs:
     negatives: Tensor | None = None  # (samples, n) rows of hard negatives
     negative_ids: Tensor | None = None  # (samples, n) ids of these
     kind: str = "embeddings"  # what the features are, for the advice
-    modality: str | None = None  # text or images, if it is known
+    modality: str | None = None  # text, images or graphs, if it is known
+    flat: bool = False  # the tokens of a batch have no row for each text, as those of StaticEmbedding
     batches: Tensor | None = None  # (samples,) the same for samples that are trained in one batch
     numbers: Tensor | None = None  # (samples,) places in the files: lines of a text from 1, rows of an array from 0
 
@@ -155,7 +156,8 @@ def _texts(path: Path, settings: Settings, ids: Any = None, negative_ids: Any = 
     a, b, *hard = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
     negatives, kind = np.stack(hard, 1) if hard else None, f"embeddings by {settings.model}"
     data = from_arrays(a, b, ids, negatives, negative_ids, kind=kind)
-    return replace(data, modality="text", numbers=torch.tensor([*lines]))
+    flat = "StaticEmbedding" in [type(part).__name__ for part in model]
+    return replace(data, modality="text", numbers=torch.tensor([*lines]), flat=flat)
 
 
 def _images(path: Path, settings: Settings) -> Pairs:

@@ -28,6 +28,7 @@ def measure(data: Pairs, settings: Settings) -> tuple[Result, list[Result]]:
     if len(data) < FEWEST:
         raise ValueError(f"expected at least {FEWEST} samples, got {len(data)}.")
     result: Result = {"samples": len(data), "width": data.x.shape[1], "features": data.kind, "modality": data.modality}
+    result |= {"flat": True} if data.flat else {}
     numbers = torch.arange(len(data)) if data.numbers is None else data.numbers
     result["duplicates"], twins = duplicates(data, settings.near, numbers)
     result["wrong_positives"], wrong = wrong_positives(data, numbers)
@@ -44,7 +45,9 @@ def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[
     Features are centred, as those of a network share a direction, by which all their cosines are near 1. Also count
     samples that share one of the first two views, which the treatment ``duplicates`` leaves out.
     """
-    same = merged_of_all([numbered(data.x[rows], False) for rows in data.views.T[:2]], False).tolist()
+    columns = [numbered(data.x[rows], False) for rows in data.views.T[:2]]
+    repeats = [float((column.unique(return_counts=True)[1][column] > 1).float().mean()) for column in columns]
+    same = merged_of_all(columns, False).tolist()
     first = {sample: i for i, sample in reversed([*enumerate(same)])}
     equal = [(first[sample], i) for i, sample in enumerate(same) if first[sample] != i]
     x = data.x[data.views[:, 0]]
@@ -58,7 +61,8 @@ def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[
     worst = sorted(listed.items(), key=lambda item: -item[1])
     rows = [{"kind": "duplicate", "row": i, "other": j, "score": score} for (i, j), score in worst]
     share = len({i for pair in equal for i in pair}) / len(x)
-    return {"cosine": near, "share": float((closest >= near).float().mean()), "equal": share}, rows
+    found_of = {"share": float((closest >= near).float().mean()), "equal": share}
+    return {"cosine": near, **found_of, **dict(zip(("anchors", "positives"), repeats, strict=True))}, rows
 
 
 def wrong_positives(data: Pairs, numbers: Tensor) -> tuple[Result, list[Result]]:

@@ -117,7 +117,8 @@ class Comparison:
         rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
         if not given.json:
-            where = f"what they print: {LOG} in {given.out}/{cells.DOMAIN}"
+            where = "/".join(Run(given.out, grid[0]).folder.name.split("/")[:2])
+            where = f"what they print: {given.out}/{where}/ROW/seedN/{LOG}"
             if not settings.copy and "{out}" not in " ".join(script):
                 where += "; what the script writes here is overwritten by each run (--copy runs it in copies)"
             print_line(f"{plural(len(rows), 'row')}, {plural(len(seeds), 'seed')}: {plural(len(grid), 'run')}; {where}")

@@ -88,6 +88,7 @@ class Race(Comparison):
         others, beside = [arm for arm in ranking if not arm.own], HOST
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         self.left = (1 + bool(others) + (1 if tuned.text != HOST else LONGER * bool(self.flag))) * len(seeds)
+        print_line(f"on {len(seeds)} fresh seeds: {' and '.join(dict.fromkeys((tuned.text, HOST)))}")
         runs = self._confirm([tuned.text], seeds)
         if tuned.text != HOST and not self._lost(runs) and not self._lost(own := self._confirm([HOST], seeds)):
             by = partial(self._value, by=self.confirmed_by)
@@ -140,6 +141,9 @@ class Race(Comparison):
             )
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; a larger --budget trains more"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
+        first = dict.fromkeys(at_temperature(arm.family, self.own) for arm in others)
+        unseen = [one for one in first if one and one not in [arm.text for arm in self.arms]]
+        said += f" Not tried at your script's own temperature: {', '.join(unseen[:3])}." * (len(unseen) == len(first))
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]

@@ -92,7 +92,11 @@ def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "")
     """
     add = parser.add_argument
     model = "a SentenceTransformer, a checkpoint of transformers, or the folder of a run"
-    add("model", nargs="+" if items else 1, help=model + "; several are compared item by item" * bool(items))
+    add(
+        "model",
+        nargs="+" if items else 1,
+        help=model + "; several are compared with the first, item by item" * bool(items),
+    )
     parser.set_defaults(measure=items)
     if items:
         add("--items", type=flags.folder, metavar="FOLDER", help=f"write what {items} is computed of, per item (none)")

@@ -57,7 +57,7 @@ def test_a_cell_of_two_regimes_counts_once(planted):
 
 def test_advice_cites_the_nearest_dose(planted):
     measured = {
-        "duplicates": {"cosine": 0.95, "share": 0.0, "equal": 0},
+        "duplicates": {"cosine": 0.95, "share": 0.0, "equal": 0, "anchors": 0, "positives": 0},
         "wrong_positives": {"share": 0.0, "low": 0.0, "high": 0.01},
         "false_negatives": {"share": 0.22, "low": 0.2, "high": 0.24, "known": 1000},
     }
@@ -69,7 +69,7 @@ def test_advice_cites_the_nearest_dose(planted):
 
 def test_advice_says_on_which_data_ids_gained():
     measured = {
-        "duplicates": {"cosine": 0.95, "share": 0.0, "equal": 0},
+        "duplicates": {"cosine": 0.95, "share": 0.0, "equal": 0, "anchors": 0, "positives": 0},
         "wrong_positives": {"share": 0.0, "low": 0.0, "high": 0.01},
         "false_negatives": {"share": 0.5, "low": 0.4, "high": 0.6, "known": 1000},
     }

@@ -28,7 +28,7 @@ def clusters(count=600, classes=10, wrong=0.0, seed=0):
 
 def test_an_interval_from_zero_on_is_no_advice():
     wrong = {"share": 0.034, "low": 0.0, "high": 0.071}
-    duplicates = {"share": 0.0, "equal": 0.0, "cosine": 0.99}
+    duplicates = {"share": 0.0, "equal": 0.0, "anchors": 0.0, "positives": 0.0, "cosine": 0.99}
     measured = {"wrong_positives": wrong, "duplicates": duplicates, "modality": "images"}
     said = " ".join(one["text"] for one in advise(measured))
     assert "Wrong positives: 3.4% (0.0% to 7.1%, sampling error only) by estimate, which may be none" in said
@@ -73,7 +73,9 @@ def test_equal_texts_are_counted_in_either_column():
     a[:6], b[6:8] = a[6:12], b[7:9]  # 0 to 11 in pairs, of which 6, 7 and 8 share the other text
     measured, suspects = measure(from_arrays(a, b), Settings(near=0.999))
     assert measured["duplicates"]["equal"] == pytest.approx(12 / 300)
-    assert any(", and 4.0% share an anchor or positive exactly" in one["text"] for one in advise(measured))
+    assert any(
+        ", and 4.0% share an anchor (4.0%) or positive (0.7%) exactly" in one["text"] for one in advise(measured)
+    )
     pairs = {(one["row"], one["other"]): one["score"] for one in suspects if one["kind"] == "duplicate"}
     assert {pair for pair, score in pairs.items() if score == 1} >= {(0, 6), (5, 11)}
     assert {i for pair in pairs for i in pair} >= set(range(12))
@@ -162,7 +164,10 @@ def test_treatments_can_be_read_and_evidence_is_of_ones_own_data():
     b[:80] = np.roll(b[:80], 1, axis=0)
     faulty, _ = measure(replace(from_arrays(a, b, y), modality="text"), Settings())
     proposed = treatments(faulty)
-    assert proposed[1] == "host; duplicates=sentence_features[1]['input_ids']"
+    assert proposed[1] == "host; duplicates=sentence_features[0]['input_ids']"
+    both = {**faulty, "duplicates": {**faulty["duplicates"], "positives": 0.2}}
+    assert treatments(both)[1:3] == [f"host; duplicates=sentence_features[{i}]['input_ids']" for i in (1, 0)]
+    assert treatments({**both, "flat": True})[1:3] == ["host; duplicates", "host; guide=guide; margin=-0.05"]
     assert treatments({**faulty, "modality": "images"})[1] == "host; duplicates"
     pictures = treatments({**measured, "modality": "images"})  # on which guides, margins and HCL gained nothing
     assert pictures == ['host; ids=batch["id"]']

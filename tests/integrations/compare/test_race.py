@@ -555,9 +555,10 @@ def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     raced = stand_in(tmp_path, score, [], most=6)
     raced.arguments.json = False
     assert raced.run() == 0
-    assert (
-        "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in capsys.readouterr().out
+    assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in (
+        said := " ".join(capsys.readouterr().out.split())
     )
+    assert "Not tried at your script's own temperature: hcl:t=0.1." in said
     (page,) = tmp_path.rglob("report.html")
     assert "at the edge of the temperatures trained to the end)" in page.read_text(encoding="utf-8")
 
