@@ -40,5 +40,5 @@ if __name__ == "__main__":
     setup(
         long_description=description(Path("README.md").read_text(encoding="utf-8"), address),
         long_description_content_type="text/markdown",
-        project_urls={"Source": address} if address else {},
+        project_urls={"Source": address.replace("/blob/", "/tree/")} if address else {},
     )

@@ -88,8 +88,10 @@ class _Parser:
     def whole(self, read: "Callable[[_Parser], Any]") -> Any:
         result = read(self)
         if self.next:
+            hints = {":": ": parameters are separated by commas, as in hcl:t=0.1,beta=2"}
+            hints["*"] = ": a factor stands before its objective, as in 0.1*dp"
             hint = ": parameters follow a colon, as in hcl:t=0.1, and a sum has +" * self.next.isalpha()
-            raise self.fail(f"unexpected {self.next!r}{hint}")
+            raise self.fail(f"unexpected {self.next!r}{hints.get(self.next, hint)}")
         return result
 
     def take(self, character: str) -> bool:

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import os
+import pydoc
 import re
 import shutil
 import sys
@@ -508,9 +510,18 @@ def first_sentence(page: str) -> str:
     """Return the first sentence of a page's text, without its links."""
     left_out = r"<!--.*?-->|```.*?```|^(?:#|\||<|:::| {4}|\[Download this).*?$"
     text = re.sub(left_out, "", page, flags=re.S | re.M)
-    paragraph = next((" ".join(part.split()) for part in text.split("\n\n") if re.match(r"[\w`*\[]", part.strip())), "")
+    paragraph = next(
+        (" ".join(part.split()) for part in text.split("\n\n") if re.match(r"(?!\[!)[\w`*\[]", part.strip())), ""
+    )
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph).replace("**", "")
     return re.split(r"(?<=[a-z)`0-9][.?!])\s", plain, maxsplit=1)[0].rstrip(":")
+
+
+def documented(found: re.Match[str]) -> str:
+    """Return the signature and docstring of the name for which a page of the API stands."""
+    thing = pydoc.locate(found[1])
+    signature = str(inspect.signature(thing)) if callable(thing) else ""
+    return f"### {found[1]}{signature}\n\n{inspect.getdoc(thing) or ''}\n\n"
 
 
 def for_assistants(written: dict[str, str], navigation: list[Any]) -> dict[str, str]:
@@ -525,7 +536,8 @@ def for_assistants(written: dict[str, str], navigation: list[Any]) -> dict[str, 
             title = re.search(r"^(?:#|:::) (.*)$", written[page], re.M)
             link = f"[{title[1] if title else page}]({page.removesuffix('.md')}.html)"
             short.append(f"- {link}: {first_sentence(written[page])}".rstrip(" :"))
-            full.append(f"<!-- {page} -->\n{written[page].strip()}\n")
+            text = re.sub(r"^::: (\S+)\n(?: .*\n?)*", documented, written[page].strip() + "\n", flags=re.M)
+            full.append(f"<!-- {page} -->\n{text}")
         short.append("")
     return {"llms.txt": "\n".join(short), "llms-full.txt": "\n".join(full)}
 

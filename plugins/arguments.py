@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
             self.refuse(words[0])  # argparse would say that the command is missing
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self.refuse(unknown[0])
+            self.refuse(unknown[0], *words[: words.index(unknown[0])][-2:-1])
         return parsed, unknown
 
     def _joined(self, words: Sequence[str]) -> list[str]:
@@ -56,19 +56,27 @@ class Parser(argparse.ArgumentParser):
                 joined.append(word)
         return joined
 
-    def refuse(self, word: str) -> NoReturn:
-        """End with an error about a word that does not belong here."""
+    def refuse(self, word: str, before: str = "") -> NoReturn:
+        """End with an error about a word that does not belong here, behind the value of the flag ``before``."""
         flag, known = word.partition("=")[0], self._option_string_actions
         if word.startswith("-"):
             long = [option for option in known if option.lstrip("-").startswith(flag.lstrip("-"))]  # -o for --objective
             if flag in ("--temperature", "--tau", "-t") and "--objective" in known:
                 self.error(f"unknown flag {flag}. Give it to the objective: --objective infonce:t=0.2")
             near = closest(flag.lstrip("-"), [option[2:] for option in known]).replace(" '", " '--")
+            if flag[2:] in [action.dest for action in self._actions if not action.option_strings]:
+                self.error(f"unknown flag {flag}. What it names stands alone, without a flag.")
+            for name in (name for name in DATA if name in known and flag in (*DATA, "--dataset", "--domain", "--env")):
+                near = near or f" Did you mean {name!r}?"
             self.error(f"unknown flag {flag}.{f' Did you mean {long[0]!r}?' if long else near}")
         if word.endswith(".py") and "--site" in known:  # flags of commands that run a script
             self.error(f"unexpected {word!r}. A script and its own arguments stand behind --: -- {word} ...")
         if word.endswith(".json") and "--json" in known and known["--json"].nargs == 0:
             self.error(f"unexpected {word!r}: --json takes no file, it prints to standard output: --json > {word}")
+        values = known[before].choices or () if before in known and known[before].nargs is None else None
+        if values is not None and (word in values or re.fullmatch(r"[\d.]+(e-?\d+)?", word)):
+            again = f"; repeat it: {before} {word}" * isinstance(known[before].default, (list, tuple))
+            self.error(f"unexpected {word!r}: {before} takes one value{again}.")
         data = [name for name in (*["--objective"] * is_spec(word), *DATA) if name in known]
         one = " It takes one." if data and known[data[0]].nargs is None else ""
         self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {shlex.quote(word)}?{one}" if data else ""))

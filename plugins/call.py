@@ -14,7 +14,7 @@ from counterpoint.base import Objective, as_objective
 from counterpoint.batch.options import Keys
 from counterpoint.batch.same import numbered
 from counterpoint.checks import is_number
-from counterpoint.names import check_known
+from counterpoint.names import OBJECTIVES, check_known
 from counterpoint.values import FromHost, at_scale
 from counterpoint.vectors import unit, widen
 
@@ -122,7 +122,8 @@ def checked_options(init: Init) -> Init:
             if name in ("temperature", "t", "tau", "scale"):
                 x = options[name] if is_number(options[name]) and options[name] > 0 else 20 if name == "scale" else 0.05
                 t = f'{1 / x:g}" for a scale of {x:g}' if name == "scale" else f'{x:g}"'
-                hint = f' Give it to the objective: "infonce:t={t}.'
+                named = next((x for x in (*args, options.get("objective")) if x in OBJECTIVES), "infonce")
+                hint = f' Give it to the objective: "{named}:t={t}.'
             elif name == "queue" and "labels" in known:
                 hint = " Earlier keys cannot be kept; CachedContrastiveLoss trains with larger batches instead."
             elif name in ("margin", "threshold") and "false_negatives" in known:

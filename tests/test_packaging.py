@@ -105,16 +105,23 @@ def test_extras_add_up():
 def test_one_name_for_installers():
     """Nothing tells a reader or an installer to fetch ``counterpoint``, which is another project's name."""
     assert PROJECT["project"]["name"] == DISTRIBUTION
-    files = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile", "Dockerfile", "pyproject.toml")]
+    files = [ROOT / name for name in ("Makefile", "Dockerfile", "pyproject.toml", *map(str, ROOT.glob("*.md")))]
     suffixes = (".py", ".md", ".yml", ".toml", ".jinja")
-    for folder in ("core", "plugins", "integrations", "docs", "examples", "skills", ".github"):
+    for folder in ("core", "plugins", "integrations", "docs", "examples", "skills", "changes", ".github"):
         files += [path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
-    other = re.compile(
-        r"(?<![\w/])counterpoint(-(?!losses)\w+)?\[[a-z]|(pip install|uvx|pipx|uv add)( -\S+)* counterpoint(?!-l)\b"
+    rest = DISTRIBUTION.removeprefix("counterpoint")
+    installers = "pip install|pipx run|pipx install|uv add|uv tool install|uvx|--with|--from"
+    extra = rf"(?<![\w/-])counterpoint(?!{rest}\[)[-\w]*\[[a-z]"
+    other = re.compile(rf"{extra}|({installers})( (?!counterpoint)[-\w]+)* ['\"]?counterpoint(?!{rest})['\"]?(?=\s|$)")
+    others = (
+        "uvx counterpoint demo",
+        "counterpoint[graph]",
+        'pip install "counterpoint"',
+        "uv tool install counterpoint",
     )
-    assert other.search("uvx counterpoint demo")
-    assert other.search("counterpoint[graph]")
-    assert not other.search("uvx --from counterpoint-losses counterpoint demo")
+    assert all(map(other.search, (*others, "pip install torch counterpoint", "uvx --with counterpoint")))
+    assert not other.search(f"uvx --from {DISTRIBUTION} counterpoint demo")
+    assert not other.search(f'uvx --from "{DISTRIBUTION}[all]" counterpoint demo')
     assert [(path, found[0]) for path in files if (found := other.search(path.read_text(encoding="utf-8")))] == []
 
 

@@ -132,6 +132,9 @@ def test_assistants_get_a_list_of_the_pages_and_their_text(site, pages):
     assert sorted(links) == sorted(pages)
     assert [name for name in pages if f"<!-- {name.removesuffix('.html')}.md -->" not in full] == []
     assert "cp.InfoNCE(temperature=0.07)" in full
+    assert not re.search(r": \[?!\[", short)
+    assert "\n::: " not in full
+    assert "Contrast each positive with the worst distribution of negatives within a radius" in full
 
 
 def test_every_objective_has_its_page(site):

@@ -15,7 +15,8 @@
 #
 # You train an embedding model on pairs of texts. The loss, `MultipleNegativesRankingLoss`, takes the other texts of
 # the batch as negatives. Some of them mean the same as the anchor: *false negatives*. This notebook shows what they
-# do to a model, how to see them, and what helps. It takes ten minutes to read and less than one to run.
+# do to a model, how to see them, and what helps. In short: InfoNCE makes this model a little worse, and to know which
+# questions are equal repairs it. It takes ten minutes to read and less than one to run.
 #
 # All sizes are small, so that it runs on one CPU core. The data are generated; your own will differ.
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
+import textwrap
 
 import pytest
 import torch
@@ -17,6 +20,31 @@ X = torch.randn(48, 8, generator=torch.Generator().manual_seed(0))
 
 def callback(example):
     return runpy.run_path(str(ROOT / "examples" / "existing_repos" / example / "train.py"))["ReportCallback"]
+
+
+class Bare(ast.NodeTransformer):
+    """Leaves out annotations and docstrings."""
+
+    def visit_arg(self, node):
+        node.annotation = None
+        return node
+
+    def visit_FunctionDef(self, node):
+        node.returns = None
+        return self.generic_visit(node)
+
+
+@pytest.mark.parametrize("example", ["lightning", "hf_trainer"])
+def test_the_page_shows_the_callback(example):
+    folder = ROOT / "examples" / "existing_repos" / example
+    lines = re.search(
+        r"(?:    .*\n|\n)*    class ReportCallback(?:.*\n)(?:    .*\n|\n)*", (folder / "README.md").read_text()
+    )[0]
+    (shown,) = ast.parse(textwrap.dedent(lines)).body
+    code = ast.parse((folder / "train.py").read_text()).body
+    (own,) = (node for node in code if getattr(node, "name", "") == "ReportCallback")
+    own.body = own.body[1:]
+    assert ast.dump(Bare().visit(own)) == ast.dump(shown)
 
 
 def scalars(folder):
