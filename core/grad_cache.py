@@ -1,6 +1,7 @@
 """Large batches through an encoder whose activations would not fit: a gradient cache."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -54,7 +55,9 @@ def gradcache(
     named = dict(inputs) if isinstance(inputs, Mapping) else {}
     values = list(named.values()) if named else list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
     rows = _rows(named or {f"input {i}": x for i, x in enumerate(values, 1)})
-    calls = _calls(encoder)
+    # the first chunk calls the wrapper, which prepares its averaging in each call; the others, the module inside
+    bare = encoder.module if isinstance(encoder, DistributedDataParallel) else encoder
+    calls: Iterator[Callable[..., Any]] = chain([encoder], repeat(bare))
 
     def encode(*part: Any) -> Tensor:
         call = next(calls)
@@ -89,14 +92,6 @@ def _rows(inputs: Mapping[str, Any]) -> int:
         listed = ", ".join(f"{n} in {name}" for name, n in rows.items())
         raise ValueError(f"gradcache: expected the same number of rows in all tensors, at least 1, got {listed}.")
     return next(iter(rows.values()))
-
-
-def _calls(encoder: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Yield the function to call for each chunk: the wrapper, which prepares its averaging in each call, only once."""
-    yield encoder
-    bare = encoder.module if isinstance(encoder, DistributedDataParallel) else encoder
-    while True:
-        yield bare
 
 
 class _Unchanged(torch.autograd.Function):

@@ -22,8 +22,7 @@ def install(extra: str) -> str:
     origin = json.loads(next(filter(None, found), "{}"))
     url = origin.get("url", "")
     folder = Path(url2pathname(urlsplit(url).path))
-    if "vcs_info" in origin:
-        vcs = origin["vcs_info"]
+    if vcs := origin.get("vcs_info"):
         place = f"{name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
         return f"pip install {shlex.quote(place)}"
     if "dir_info" not in origin or not folder.is_dir():  # a wheel: pip finds the package that is already installed

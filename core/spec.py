@@ -163,8 +163,7 @@ class _Parser:
         return weight, inner
 
     def atom(self) -> Any:
-        start = self.at
-        name = self.match(_WORD, "an objective's name")
+        start, name = self.at, self.match(_WORD, "an objective's name")
         cls = self.built(start, self.kind, name)
         values: dict[str, Any] = {}
         wraps = "objective" in cls._defaults()
@@ -190,8 +189,7 @@ class _Parser:
 
     def parameter(self, name: str, hyper: dict[str, Any], values: dict[str, Any]) -> None:
         short = {h.short: k for k, h in hyper.items()}
-        start = self.at
-        key = self.match(_WORD, "a parameter's name")
+        start, key = self.at, self.match(_WORD, "a parameter's name")
         long = short.get(key, key)
         for wrapper, _ in (some for some in self.outer if key in some[1] and long not in hyper):
             raise self.fail(f"{key!r} is a parameter of {wrapper!r}: {wrapper}({name}):{key}=...", start)
@@ -200,8 +198,7 @@ class _Parser:
         if long in values:
             raise self.fail(f"{name}: {key!r} is given twice", start)
         self.expect("=")
-        start = self.at
-        values[long] = self.built(start, hyper[long].check, self.value(), name)
+        values[long] = self.built(self.at, hyper[long].check, self.value(), name)
 
     def built(self, start: int, make: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a function whose errors are about the text from ``start``."""

@@ -54,11 +54,10 @@ def pgd(
         random_start: start from a random point of the box.
         clip: range of valid inputs, e.g. ``(0, 1)`` for images.
     """
-    checks.require_float(x, "x")
+    x = checks.require_float(x, "x").detach()
     if epsilon <= 0 or steps < 1:
         raise ValueError(f"pgd: expected epsilon > 0 and steps >= 1, got epsilon={epsilon!r}, steps={steps!r}.")
     step = 2.5 * epsilon / steps if step is None else step
-    x = x.detach()
     delta = torch.zeros_like(x)
     if random_start:
         delta = (torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype) * 2 - 1) * epsilon

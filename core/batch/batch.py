@@ -13,7 +13,6 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from .. import checks
-from ..checks import is_number
 from ..engine.distributed import ProcessGroup
 from ..names import check_known
 from ..vectors import EPS, EPS_HALF, are_ordinary, inverse_norms, largest_entry, unit, warn_of_zeros
@@ -233,7 +232,7 @@ class Batch:
             raise ValueError(f"{name}: shared= and own_log_weight= are of negatives=.")
         if not isinstance(keys.shared, bool):
             raise TypeError(f"{name}: shared: expected True or False, got {keys.shared!r}.")
-        if not is_number(keys.own_log_weight) or keys.own_log_weight > MAX_LOG_WEIGHT:
+        if not checks.is_number(keys.own_log_weight) or keys.own_log_weight > MAX_LOG_WEIGHT:
             expected = f"expected a number of at most {MAX_LOG_WEIGHT:g}"
             raise ValueError(f"{name}: own_log_weight: {expected}, got {keys.own_log_weight!r}.")
         log_q = None if log_q is None else checked_log_q(log_q, f"{name}: log_q", rows, self.dtype)

@@ -55,8 +55,7 @@ def _facts(batch: Batch, documents: Keys | None, options: BatchOptions) -> dict[
     for name, keys in (("queue", known.pop("queue")), ("negatives", known.pop("negatives")), ("documents", documents)):
         fields: dict[str, Any] = dict.fromkeys(Keys._fields) if keys is None else Keys.of(keys)._asdict()
         known |= {f"{name}: {field}": x for field, x in fields.items()}
-    hard = None if batch.negatives is None else batch.negatives.embeddings
-    bank = None if batch.queue is None else batch.queue.embeddings
+    hard, bank = (keys and keys.embeddings for keys in (batch.negatives, batch.queue))
     embeddings = (*batch.raw, hard, batch.adversarial, batch.mixed, bank)
     trained = sum((x is not None and x.requires_grad) << i for i, x in enumerate(embeddings))
     return {

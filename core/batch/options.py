@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..checks import is_number
 from ..names import check_known
 from .rules import Rule
 
@@ -156,7 +155,7 @@ def chosen_directions(
             raise TypeError(f"hardness: expected a pair such as ('hard_negatives', 5.0), got {hardness!r}.")
         mode, strength = hardness
         check_known("hardness: unknown negatives", mode, HARDNESS)
-        if not is_number(strength) or not 0 <= strength <= MAX_STRENGTH:
+        if not checks.is_number(strength) or not 0 <= strength <= MAX_STRENGTH:
             raise ValueError(f"hardness: expected a strength from 0 to {MAX_STRENGTH:g}, got {strength!r}.")
     joint = pairing == "joint"
     if directions is None and not joint and hardness is None:

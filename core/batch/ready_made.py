@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .. import checks
-from ..checks import is_number
 from ..engine.mask import Pair
 from ..engine.matrix import MatrixNegatives, Negatives
 from ..engine.matrix import matrix_of as matrix_of  # for objectives, which do not import the engine
@@ -209,7 +208,7 @@ def _number(x: object, what: str, low: float = -math.inf) -> float | Tensor:
     if isinstance(x, Tensor):
         fits = x.numel() == 1 and x.is_floating_point() and (not checks.wanted(x) or low < float(x.detach()) < math.inf)
     else:
-        fits = is_number(x) and low < x
+        fits = checks.is_number(x) and low < x
     if not fits:
         kind = "a positive number" if low == 0 else "a number"
         raise ValueError(f"{what}: expected {kind}, or a tensor with one, got {x!r}.")

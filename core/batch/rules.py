@@ -14,6 +14,7 @@ from ..vectors import unit, widen
 
 Kind = Literal["absolute", "relative", "percentage"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+_RULE = re.compile(r"\s*(margin|threshold)\(\s*([^,()]+?)\s*(?:,\s*(\w+)\s*)?(?:,\s*hard\s*=\s*(True|False)\s*)?\)\s*")
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,7 @@ def threshold(value: float, *, hard: bool = True) -> Rule:
 
 def parse(text: str) -> Rule:
     """Read a rule as it prints: ``margin(0.1)``, ``margin(0.05,relative)`` or ``threshold(0.9,hard=False)``."""
-    found = re.fullmatch(
-        r"\s*(margin|threshold)\(\s*([^,()]+?)\s*(?:,\s*(\w+)\s*)?(?:,\s*hard\s*=\s*(True|False)\s*)?\)\s*", text
-    )
+    found = _RULE.fullmatch(text)
     try:
         if found is not None and (found[1] == "margin" or found[3] is None):
             value, kind, hard = float(found[2]), cast("Kind", found[3] or KINDS[0]), found[4] != "False"

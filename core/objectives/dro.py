@@ -14,7 +14,6 @@ from .. import checks
 from ..base import Objective
 from ..batch.ready_made import as_negatives, matrix_of, similarity_columns, similarity_matrix
 from ..batch.scores import Negatives, Scores
-from ..checks import is_number
 from ..hyper import Choice, Flag, Real
 from ..names import check_known
 from ..values import Number, Value
@@ -250,7 +249,7 @@ def mutual_information(pos: Tensor, neg: Tensor | Negatives, divergence: str = "
 
 
 def _positive(value: Value, what: str) -> Value:
-    if not isinstance(value, Tensor) and not (is_number(value) and value > 0):
+    if not isinstance(value, Tensor) and not (checks.is_number(value) and value > 0):
         raise ValueError(f"{what}: expected a positive number, got {value!r}.")
     return value
 
