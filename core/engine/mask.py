@@ -235,14 +235,10 @@ class Workspace:
         self.buffers: dict[str, Tensor] = {}
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        buffer = self.buffers.get(name)
-        if buffer is not None and buffer.shape == shape:
-            return buffer
-        size = math.prod(shape)
+        buffer, size = self.buffers.get(name), math.prod(shape)
         if buffer is None or buffer.numel() < size:
             buffer = self.buffers[name] = torch.empty(shape, dtype=self.dtype, device=self.device)
-            return buffer
-        return buffer.view(-1)[:size].view(shape)
+        return buffer if buffer.shape == shape else buffer.view(-1)[:size].view(shape)
 
 
 def fill_diagonals(x: Tensor, offsets: Sequence[int], value: float) -> Tensor:

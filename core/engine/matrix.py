@@ -355,11 +355,8 @@ class MatrixNegatives(Negatives):
         return (torch.cat(totals) / self.count).log(), weights
 
     def split(self) -> Sequence[Negatives]:
-        known = self.skip, self.drop, self.log_weight
-        return [
-            MatrixNegatives(block, *(None if x is None else x[rows] for x in known))
-            for rows, block in self._blocks(4 * BLOCK)
-        ]
+        known, blocks = (self.skip, self.drop, self.log_weight), self._blocks(4 * BLOCK)
+        return [MatrixNegatives(s, *(None if x is None else x[rows] for x in known)) for rows, s in blocks]
 
     def _blocks(self, size: int = BLOCK) -> Iterator[tuple[slice, Tensor]]:
         if self.matrix.numel() <= BLOCK or self.matrix.device.type != "cpu" or checks.compiling():

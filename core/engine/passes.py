@@ -316,15 +316,11 @@ class ReduceTiles(checks.Once):
                     if weighted is not None:
                         factor = tile.factor(1)
                         weighted[tile.rows].addmm_(x if factor is None else x.mul_(factor), right[tile.keys])
-        # 3. the results, and what the backward pass needs
-        result = accumulator.result()
+        # 3. what the backward pass needs, and the results
         ctx.tile_pass, ctx.weighted = tile_pass, weighted is not None
         ctx.set_materialize_grads(False)
-        if weighted is not None:
-            ctx.save_for_backward(weighted, *accumulator.state)
-        else:
-            ctx.save_for_backward(left, other, *tensors, *accumulator.state)
-        return tuple(row.unsqueeze(1) for row in result.unbind())
+        ctx.save_for_backward(*((left, other, *tensors) if weighted is None else (weighted,)), *accumulator.state)
+        return tuple(row.unsqueeze(1) for row in accumulator.result().unbind())
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:

@@ -191,7 +191,6 @@ class Quadratics:
 
     @property
     def number(self) -> int:
-        """Number of functions."""
         return len(self.values)
 
     @property
@@ -236,13 +235,10 @@ class Quadratics:
     @property
     def fixed(self) -> list[tuple[float, float, float]] | None:
         """Return ``v1, v2, d0`` of each function if these are numbers, and its slope is constant."""
-        functions: list[Any] = []
-        for (v1, v2), (d0, d1) in zip(self.values, self.slopes, strict=True):
-            numbers = not (isinstance(v1, Tensor) or isinstance(v2, Tensor) or isinstance(d0, Tensor))
-            if self.after or not is_zero(d1) or not numbers:
-                return None
-            functions.append((v1, v2, d0))
-        return functions
+        rows: list[Any] = [(*value, *slope) for value, slope in zip(self.values, self.slopes, strict=True)]
+        numbers = not any(isinstance(x, Tensor) for row in rows for x in row)
+        constant = numbers and not self.after and all(d1 == 0 for *_, d1 in rows)
+        return [(v1, v2, d0) for v1, v2, d0, _ in rows] if constant else None
 
     def fold_slope(self, k: int, gradient: Tensor) -> Tensor:
         """Multiply the gradient of result ``k`` by its derivative where that is constant."""
@@ -317,9 +313,8 @@ class Softplus(Quadratics):
         if any(isinstance(v, Tensor) and v.numel() > 1 for v in (v1, d0, v0)):
             return None
         slope, intercept = float(_detached(v1)), float(_detached(v0))
-        if (
-            slope != float(_detached(d0)) or slope == 0.0 or abs(slope) * bound + abs(intercept) > SAFE
-        ):  # or partly detached
+        partly_detached = slope != float(_detached(d0))
+        if partly_detached or slope == 0.0 or abs(slope) * bound + abs(intercept) > SAFE:
             return None
         return Softplus(function.values, function.slopes, "softplus", v0, intercept * LOG2E)
 

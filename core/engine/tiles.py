@@ -91,9 +91,7 @@ class TileNegatives(Negatives):
         start = 0
         guides = [None] * len(self.pairs) if self.guide is None else self.guide.pairs
         for (left, right), guide in zip(self.pairs, guides, strict=True):
-            stop = start + len(left)
-            if mirrored and self.both:
-                stop += len(right)
+            stop = start + len(left) + (len(right) if mirrored and self.both else 0)
             yield Block(slice(start, stop), left, right, self.mask, guide)
             if self.both and not mirrored:
                 start, stop = stop, stop + len(right)
