@@ -520,7 +520,10 @@ def first_sentence(page: str) -> str:
 def documented(found: re.Match[str]) -> str:
     """Return the signature and docstring of the name for which a page of the API stands."""
     thing = pydoc.locate(found[1])
-    signature = str(inspect.signature(thing)) if callable(thing) else ""
+    try:
+        signature = str(inspect.signature(thing)) if callable(thing) else ""
+    except ValueError:  # an exception without an __init__
+        signature = ""
     return f"### {found[1]}{signature}\n\n{inspect.getdoc(thing) or ''}\n\n"
 
 
