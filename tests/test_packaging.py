@@ -248,6 +248,15 @@ def names_of(requirements):
     return {re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in requirements}
 
 
+def test_the_policy_names_the_pinned_versions():
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    row = re.search(r"^\| extras .*$", policy := (ROOT / "docs" / "policy.md").read_text(), re.M)[0]
+    named = dict(re.findall(r"([\w-]+) (\d+\.\d+\.\d+)", row))
+    assert len(named) > 3
+    assert named.items() <= pinned.items()
+    assert f"the pinned {pinned['torch']}" in policy
+
+
 def test_constraints_are_names_and_versions_of_all_that_is_asked_for():
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]

@@ -125,6 +125,8 @@ def _about(path: str, x: Any, lengths: Collection[int]) -> dict[str, Any] | None
     if not isinstance(x, (Tensor, list, tuple)) or len(x) not in lengths:
         return None
     kind, distinct = "duplicates", 0
+    if not isinstance(x, Tensor) and all(type(each) is int and abs(each) < 2**63 for each in x):
+        x = torch.tensor(x)
     if isinstance(x, Tensor):
         says = x.dim() == 1 or (x.dim() == 2 and x.amax() > 1)  # no mask
         # positions are not ids: arange(n), or the offsets of static embeddings

@@ -55,10 +55,13 @@ def main():
 """
 # of the loss: further imports, the code, and the paths
 CASES = {
-    "a call of cross entropy, in a loop with a dict, and a list of texts": (
+    "a call of cross entropy, in a loop with a dict, a list of texts, and one of numbers": (
         "",
-        CROSS_ENTROPY + LOOP.format(values="batch = {'doc': drawn(), 'text': list('abcabcab')}", call="*views()"),
-        {"batch['doc']", "batch['text']"},
+        CROSS_ENTROPY
+        + LOOP.format(
+            values="batch = {'doc': drawn(), 'text': list('abcabcab'), 'user': drawn().tolist()}", call="*views()"
+        ),
+        {"batch['doc']", "batch['text']", "batch['user']"},
     ),
     "in an epoch that is divided beforehand": (
         "",

