@@ -92,6 +92,7 @@ def command(arguments: argparse.Namespace) -> int:
     if measured.get("modality") == "text":
         named += "These are sentence-transformers' names; its guide is ContrastiveLoss(guide=). "
     named += "Class labels as ids supervise training:"
+    doubt = "  (not found to gain on such data)" * any("known ids were not" in one["text"] for one in advice)
     if with_names := [x for x in proposed if x not in race]:
-        print_lines("", *wrap(named, WIDTH), "", *(f"    {one}" for one in with_names))
+        print_lines("", *wrap(named, WIDTH), "", *(f"    {one}{doubt * ('; ids=' in one)}" for one in with_names))
     return 0

@@ -152,9 +152,8 @@ class Race(Comparison):
         summary.notes[:0] = self._dropped()
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
-        summary.remarks.update(
-            {arm.text: "at the edge of the temperatures trained to the end" for arm in self.arms if arm.edge}
-        )
+        at_edge = [arm.text for arm in self.arms if arm.edge and (arm is tuned or not arm.own)]
+        summary.remarks.update(dict.fromkeys(at_edge, "at the edge of the temperatures trained to the end"))
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *one["script"]]

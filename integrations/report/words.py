@@ -128,9 +128,10 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
     if worse:
         yield f"{'training made it worse' if untrained else f'worse than {check}'}: {_with_sizes(worse, places)}"
     if unclear:
-        rows = _rows(unclear) if len(unclear) < len(compared) or len(compared) == 1 else "any row"
-        question = "whether training helps" if untrained else f"whether it is better than {check}"
-        yield f"cannot tell {question}, for {rows}{_findable(unclear, places)}"
+        every = len(unclear) == len(compared) > 1
+        question = "training helps" if untrained else f"{'any row' if every else 'it'} is better than {check}"
+        rows = "" if every and not untrained else f", for {'any row' if every else _rows(unclear)}"
+        yield f"cannot tell whether {question}{rows}{_findable(unclear, places)}"
 
 
 def overview_reading(columns: Sequence[Column]) -> str:

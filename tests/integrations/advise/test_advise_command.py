@@ -44,6 +44,8 @@ def test_sentences_and_json(arrays, capsys):
     named = ['host; ids=batch["id"]', "host; guide=guide; margin=-0.05"]
     assert [one for one in result["treatments"] if one not in result["command"]] == named
     assert " ".join(said.split()).endswith(f" supervise training: {named[0]} {named[1]}")
+    assert advise(arrays, f"{line} --modality text") == 0
+    assert f"    host; ids=labels  (not found to gain on such data)\n    {named[1]}\n" in capsys.readouterr().out
     assert all(" ".join(one["text"].split()[:5]) in " ".join(said.split()) for one in result["advice"])
 
 

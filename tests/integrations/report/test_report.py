@@ -289,6 +289,11 @@ NEARLY = {seed: x + 0.1 * (-1) ** seed for seed, x in noisy(70, 10).items()}
             "training made it worse: ",
         ),
         ({BASE: noisy(20, 5), "bag of nodes": noisy(15, 5)}, "over bag of nodes, +"),
+        ({BASE: noisy(20, 5), f"0*{BASE}": noisy(20.1, 5)}, f"whether it is better than 0*{BASE}, for {BASE} (diff"),
+        (
+            {BASE: noisy(20, 5), OTHER: noisy(19.8, 5), f"0*{BASE}": noisy(20.1, 5)},
+            f"cannot tell whether any row is better than 0*{BASE} (differences of ",
+        ),
         (
             {BASE: noisy(20, 5), "untrained": noisy(20.1, 5)},
             f"cannot tell whether training helps, for {BASE} (differences",
