@@ -38,6 +38,7 @@ from .race_page import Arm, Points
 from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES
 
+UNTRAINED = "0*infonce"  # whose gradient is zero
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is learned, not known, or not the only one"
@@ -121,7 +122,7 @@ class Race(Comparison):
         summary = compare(runs, metrics=metrics)
         whole = [arm for arm in self.arms if not arm.dropped]
         counted = not self.flag and HOST not in [arm.text for arm in whole]  # which says how many numbers there are
-        search = len(self.arms) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(whole) + counted
+        search = (len(self.arms) + 1) * self._steps(1 / SHARE) / self.length + self.tune_seeds * len(whole) + counted
         cost = {"race": search, "temperature": float(self.tune_seeds * sum(arm.own for arm in self.arms))}
         better = _is_better(summary, rival.text)
         compared = summary.columns[0].compared
@@ -139,6 +140,10 @@ class Race(Comparison):
             said += (
                 f" Nothing was better at the end than at 1/{SHARE} of the length: is that the right length, or number?"
             )
+        if self.arms[0].short <= self.untrained:
+            both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
+            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, an untrained encoder ({both}): "
+            said += "train longer, since what was dropped there tells little."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; a larger --budget trains more"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = dict.fromkeys(at_temperature(arm.family, self.own) for arm in others)
@@ -206,6 +211,8 @@ class Race(Comparison):
         for factor in (tuned.factor, tuned.factor / 2):  # below the best one too, since large ones hide faults
             self._begin(((family, factor) for family in self.families), most_settings)
         self._check_moved(self.arms)
+        (run,) = self._train([UNTRAINED], self._cut(self._steps(1 / SHARE)), share=1 / SHARE)
+        self.untrained = self._value(run)
         others = sorted((arm for arm in self.arms if not arm.own), key=lambda arm: arm.short)
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
         room = most - len(ended)

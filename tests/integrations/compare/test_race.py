@@ -131,7 +131,7 @@ def test_names_whose_values_repeat_are_tried_first(tmp_path, monkeypatch):
     assert offers == ["duplicates=passages", "duplicates=queries"]
 
 
-def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0, training=None):
+def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0, training=None, untrained=-100.0):
     """Return a race whose trainings are scores; those of which there is none have failed."""
 
     def run_cells(cells, metrics=(), **_):
@@ -140,7 +140,8 @@ def stand_in(folder, score, asked, most=16, tune_seeds=1, excluded=0.0, training
             asked.append(dict(run.arguments))
             with run.lock():
                 run.begin()
-                if (number := score(run.arguments)) is None:
+                nothing = run.arguments["objective"] == race.UNTRAINED
+                if (number := untrained if nothing else score(run.arguments)) is None:
                     run.fail("ValueError: no 'acc'. Known: accuracy.", "")
                 else:
                     keys = excluded if re.search("; (duplicates|ids)", run.arguments["objective"]) else None
@@ -494,6 +495,17 @@ def test_the_sentence_says_if_one_treatment_alone_was_trained_to_the_end(tmp_pat
     assert (
         " Nothing was better at the end than at 1/4 of the length: " in said
     )  # the mean of two seeds is below the first
+
+
+@pytest.mark.parametrize("untrained", [-1.0, 20.0])
+def test_the_sentence_says_if_an_untrained_encoder_is_as_good_at_a_quarter(tmp_path, capsys, untrained):
+    asked: list[dict] = []
+    score = lambda one: one["seed"] % 7 / 10 + len(one["objective"])  # noqa: E731
+    assert stand_in(tmp_path, score, asked, untrained=untrained).run() == 0
+    said = json.loads(capsys.readouterr().out)["sentence"]
+    warned = "At 1/4 your loss was no better than 0*infonce, an untrained encoder (4.6 against 20): train longer"
+    assert (warned in said) == (untrained == 20)
+    assert [one["length"] for one in asked if one["objective"] == "0*infonce"] == [2.0]
 
 
 @pytest.mark.parametrize(("flag", "at"), [("--steps", [20, 40, 60]), ("", [1, 2, 3])])
