@@ -36,7 +36,7 @@ def known(name: str, size: int = 300) -> dict[str, object]:
             "pairing": "one_way",
         },
         "weights": {"positive_factor": torch.rand(size, generator=g), "prior": torch.full((size,), 0.1)},
-        "a pairing for each term": {"pairing": {"infonce": "one_way", "*": "views"}},
+        "a pairing for each term": {"pairing": {"views": "one_way"}},
         "tiles": {"engine": "tiles:64", "pairing": "one_way"},
         "chunks": {"engine": "chunks", "pairing": "one_way"},
     }[name]
