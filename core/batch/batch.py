@@ -20,6 +20,7 @@ from .options import MAX_LOG_WEIGHT, BatchOptions, Keys, Pairing, View, checked_
 from .rules import Rule, as_rules
 
 ENGINES = ("auto", "matrix", "tiles", "chunks", "fused")
+BLOCK = 1024  # rows whose gradients are computed together
 
 
 class Batch:
@@ -354,14 +355,17 @@ class NormalizeViews(torch.autograd.Function):
         stack, scales = map(of_each, ctx.saved_tensors)
         results, views = [], zip(stack, scales, of_each(d_scale), of_each(d_stack), d_views, strict=True)
         for z, scale, d_factor, *gradients in views:
-            known = [d for d in gradients if d is not None]
-            d = reduce(torch.add, known) if known else torch.zeros_like(z)
+            known, size = [d for d in gradients if d is not None], BLOCK if z.device.type == "cpu" else len(z)
             # the part perpendicular to the rows, which are unit vectors
-            along = d * z
             if torch.is_grad_enabled():
-                d = (d - z * along.sum(1, keepdim=True)) * scale
-            else:  # one buffer for all steps
-                d = torch.addcmul(d, z, along.sum(1, keepdim=True), value=-1, out=along).mul_(scale)
+                d = reduce(torch.add, known) if known else torch.zeros_like(z)
+                d = (d - z * (d * z).sum(1, keepdim=True)) * scale
+            else:  # blocks stay in the cache, and need no memory of their own
+                d = torch.zeros_like(z)
+                for rows in (slice(i, i + size) for i in range(0, len(z) * bool(known), size)):
+                    part, x = reduce(torch.add, [gradient[rows] for gradient in known]), z[rows]
+                    along = (part * x).sum(1, keepdim=True)
+                    torch.addcmul(part, x, along, value=-1, out=d[rows]).mul_(scale[rows])
             if d_factor is not None:  # of a second derivative
                 d = d - scale**2 * z * d_factor
             results.append(d.to(ctx.dtype))

@@ -544,6 +544,11 @@ def test_memory_does_not_grow_with_the_square(spec):
     assert peak(2048, spec) < 25
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_is_that_of_a_few_copies_of_the_views():
+    assert peak(4096, "infonce:t=0.1") < 17  # 3 n d floats are 12.6 MB; 19.4 where gradients of views are not in blocks
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 @pytest.mark.parametrize(
