@@ -43,7 +43,10 @@ class Parser(argparse.ArgumentParser):
             self.refuse(words[0])  # argparse would say that the command is missing
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            self.refuse(unknown[0], *words[: words.index(unknown[0])][-2:-1])
+            earlier = (
+                words[: words.index(unknown[0])] if unknown[0] in words else []
+            )  # not of -xy, of which -y is unknown
+            self.refuse(unknown[0], *earlier[-2:-1])
         return parsed, unknown
 
     def _joined(self, words: Sequence[str]) -> list[str]:

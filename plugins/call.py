@@ -122,7 +122,8 @@ def checked_options(init: Init) -> Init:
             if name in ("temperature", "t", "tau", "scale"):
                 x = options[name] if is_number(options[name]) and options[name] > 0 else 20 if name == "scale" else 0.05
                 t = f'{1 / x:g}" for a scale of {x:g}' if name == "scale" else f'{x:g}"'
-                named = next((x for x in (*args, options.get("objective")) if x in OBJECTIVES), "infonce")
+                texts = (x for x in (*args, options.get("objective")) if isinstance(x, str))
+                named = next((x for x in texts if x in OBJECTIVES), "infonce")
                 hint = f' Give it to the objective: "{named}:t={t}.'
             elif name == "queue" and "labels" in known:
                 hint = " Earlier keys cannot be kept; CachedContrastiveLoss trains with larger batches instead."

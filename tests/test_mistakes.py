@@ -155,6 +155,7 @@ VISION = {  # trains with lightly or Lightning
     "train image --seeds 1 2 3": "unexpected '2': --seeds takes one value",
     "train image --track tensorboard wandb": "unexpected 'wandb': --track takes one value; repeat it: --track wandb",
     "adnce_image.ContrastiveLoss('hcl', t=0.1)": "hcl:t=0.1",
+    "adnce_image.ContrastiveLoss([], t=0.1)": "infonce:t=0.1",
     "train image resnet18": "unexpected 'resnet18'. Did you mean --data resnet18",
     "eval image nowhere": "nowhere: no such folder",
     "eval image empty --epsilons a": "--epsilons: expected a number, got 'a'",

@@ -143,12 +143,14 @@ class Race(Comparison):
         if self.arms[0].short <= self.untrained:
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
             said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, an untrained encoder ({both}): "
-            said += "train longer, since what was dropped there tells little."
+            said += "train longer, since the ranking there tells little."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; a larger --budget trains more"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = dict.fromkeys(at_temperature(arm.family, self.own) for arm in others)
         unseen = [one for one in first if one and one not in [arm.text for arm in self.arms]]
-        said += f" Not tried at your script's own temperature: {', '.join(unseen[:3])}." * (len(unseen) == len(first))
+        said += f" Not tried at your script's own temperature: {', '.join(unseen[:3])}." * (
+            0 < len(unseen) == len(first)
+        )
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]

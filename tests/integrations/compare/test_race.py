@@ -380,6 +380,10 @@ def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys)
     assert "the best other, hcl:t=0.05" in shown.out.replace("\n", " ")
     tried = [one["objective"] for one in asked if "duplicates" in one["objective"]]
     assert tried == ["host; duplicates"]  # no further temperature, nor to the end
+    raced = stand_in(tmp_path / "alone", score, asked)
+    raced.families = ["host; duplicates"]
+    assert raced.run() == 0
+    assert "script's own temperature" not in json.loads(capsys.readouterr().out)["sentence"]  # no other was tried
 
 
 def test_of_two_treatments_with_equal_numbers_the_second_is_dropped(tmp_path, capsys):
