@@ -43,9 +43,8 @@ class Parser(argparse.ArgumentParser):
             self.refuse(words[0])  # argparse would say that the command is missing
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
-            earlier = (
-                words[: words.index(unknown[0])] if unknown[0] in words else []
-            )  # not of -xy, of which -y is unknown
+            # of -xy, where -y alone is unknown, no word is -y
+            earlier = words[: words.index(unknown[0])] if unknown[0] in words else []
             self.refuse(unknown[0], *earlier[-2:-1])
         return parsed, unknown
 

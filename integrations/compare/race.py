@@ -142,7 +142,7 @@ class Race(Comparison):
             )
         if self.arms[0].short <= self.untrained:
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
-            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, an untrained encoder ({both}): "
+            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}): "
             said += "train longer, since the ranking there tells little."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; a larger --budget trains more"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)

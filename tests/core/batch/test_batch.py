@@ -7,7 +7,7 @@ import torch
 from specs import embeddings
 
 import counterpoint as cp
-from counterpoint.batch.batch import Batch
+from counterpoint.batch.batch import BLOCK, Batch
 from counterpoint.batch.options import BatchOptions
 from counterpoint.batch.pairings import PAIRINGS, scores_of
 from counterpoint.engine.tiles import TileNegatives
@@ -116,3 +116,14 @@ def test_probabilities_in_the_place_of_their_logarithms_are_warned_of(recwarn):
         UserWarning, match=r"log_q: expected log-probabilities, got numbers from 0 to 1: of p, pass p.log"
     ):
         cp.InfoNCE(0.1)(*z, log_q=p)
+
+
+@pytest.mark.parametrize("size", [BLOCK - 1, BLOCK, 2 * BLOCK + 3])
+def test_gradients_of_views_do_not_depend_on_the_blocks_of_rows(size):
+    a, b = (3 * torch.rand(2, size, 3, dtype=torch.float64) - 1).requires_grad_().unbind()
+    u, v = (torch.nn.functional.normalize(x, dim=1) for x in (a, b))
+    logits = u @ v.T / 0.5
+    by_hand = torch.nn.functional.cross_entropy(logits, torch.arange(size))
+    ours = cp.InfoNCE(0.5, "with_positive")(a, b, pairing="one_way")
+    for found, expected in zip(*(torch.autograd.grad(loss, (a, b)) for loss in (ours, by_hand)), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)

@@ -507,7 +507,7 @@ def test_the_sentence_says_if_an_untrained_encoder_is_as_good_at_a_quarter(tmp_p
     score = lambda one: one["seed"] % 7 / 10 + len(one["objective"])  # noqa: E731
     assert stand_in(tmp_path, score, asked, untrained=untrained).run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
-    warned = "At 1/4 your loss was no better than 0*infonce, an untrained encoder (4.6 against 20): train longer"
+    warned = "At 1/4 your loss was no better than 0*infonce, which switches it off (4.6 against 20): train longer"
     assert (warned in said) == (untrained == 20)
     assert [one["length"] for one in asked if one["objective"] == "0*infonce"] == [2.0]
 
