@@ -79,9 +79,11 @@ class Parser(argparse.ArgumentParser):
         if values is not None and (word in values or re.fullmatch(r"[\d.]+(e-?\d+)?", word)):
             again = f"; repeat it: {before} {word}" * isinstance(known[before].default, (list, tuple))
             self.error(f"unexpected {word!r}: {before} takes one value{again}.")
-        data = [name for name in (*["--objective"] * is_spec(word), *DATA) if name in known]
-        one = " It takes one." if data and known[data[0]].nargs is None else ""
-        self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {shlex.quote(word)}?{one}" if data else ""))
+        chosen = [name for name, action in known.items() if word in (action.choices or ()) and name.startswith("--")]
+        data = [*chosen, *(name for name in (*["--objective"] * is_spec(word), *DATA) if name in known)]
+        one = " It takes one." if data and known[data[0]].nargs is None and data[0] not in chosen else ""
+        few = f" Known: {', '.join(name for name in known if name.startswith('--'))}." * (len(known) <= 8)
+        self.error(f"unexpected {word!r}." + (f" Did you mean {data[0]} {shlex.quote(word)}?{one}" if data else few))
 
 
 def is_spec(text: str) -> bool:
