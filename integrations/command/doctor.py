@@ -1,6 +1,7 @@
 """``counterpoint doctor``: what this installation can run, and what to install for the rest."""
 
 import argparse
+import hashlib
 import json
 import os
 import platform
@@ -47,7 +48,10 @@ def findings() -> Iterator[Finding]:
         state, why, fix = "ok", "", ""
     except Exception as error:
         state, why, fix = "broken", f": cannot import InfoNCE: {error!r}", f"uninstall {DISTRIBUTION}, install it again"
-    yield Finding("python", "counterpoint", state, f"{cp.__version__}, {Path(cp.__file__).parent}{why}", fix)
+    where = Path(cp.__file__).parent
+    files = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(where.rglob("*.py")))).hexdigest()
+    version = f"{cp.__version__} (files {files[:8]}), {where}"  # builds of one version differ in their files
+    yield Finding("python", "counterpoint", state, version + why, fix)
     yield Finding("python", "python", "ok", f"{platform.python_version()}, {platform.platform()}")
     yield Finding("python", "torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
     yield _device()

@@ -49,6 +49,18 @@ def test_versions_of_what_runs(capsys, packages):
     assert found["device", "GPU"]["state"] == ("ok" if torch.cuda.is_available() else "missing")
 
 
+def test_builds_of_one_version_can_be_told_apart(capsys, packages, tmp_path, monkeypatch):
+    shown = looked(capsys)[1]["python", "counterpoint"]["text"]
+    copied = shutil.copytree(Path(cp.__file__).parent, tmp_path / "counterpoint")
+    monkeypatch.setattr(cp, "__file__", str(copied / "__init__.py"))
+    same = looked(capsys)[1]["python", "counterpoint"]["text"]
+    with (copied / "values.py").open("a") as file:
+        file.write("# a line more\n")
+    other = looked(capsys)[1]["python", "counterpoint"]["text"]
+    digests = [re.search(r"\(files ([0-9a-f]{8})\)", text)[1] for text in (shown, same, other)]
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_extras_are_those_of_the_distribution():
     declared = {line.partition("extra == ")[2].strip("\"'") for line in metadata.requires(DISTRIBUTION)}
     assert set(doctor.EXTRAS) == declared - {"", "all"}
