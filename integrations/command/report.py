@@ -1,12 +1,12 @@
 """``counterpoint report``: tables, tests, plain sentences and plots from folders of runs."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from counterpoint.names import check_known
-from counterpoint.plugins.printing import print_lines, visible
+from counterpoint.plugins.printing import print_lines
 
 from .. import flags, items
 
@@ -45,8 +45,9 @@ def _check(arguments: argparse.Namespace) -> None:
             raise ValueError(f"{source.text}: no such file.")
 
 
-def _of_files(arguments: argparse.Namespace) -> int:
+def _of_files(arguments: argparse.Namespace) -> Any:
     """Compare the items of models that no run of a store has trained."""
+    from .. import report
     from ..report.items import compare_items
 
     names = [each.name if each.text.startswith(f"{each.name}=") else each.place for each in arguments.items]
@@ -56,24 +57,21 @@ def _of_files(arguments: argparse.Namespace) -> int:
     baseline = arguments.baseline or next(iter(models))
     check_known("unknown baseline", baseline, models)
     title = ":".join(arguments.items[0].what.split(":")[1:]) or "scores"
-    found = compare_items(title, baseline, models, arguments.margin, seeds=False)
-    as_json = arguments.format == "json"
-    print(json.dumps(found.plain(), indent=1) if as_json else "\n".join(map(visible, found.sentences())))
-    return 0
+    return report.Report([], [], items=[compare_items(title, baseline, models, arguments.margin, seeds=False)])
 
 
-def command(arguments: argparse.Namespace) -> int:
-    """Print the report, and write its files if ``--out`` is given."""
-    if not arguments.runs:
-        return _of_files(arguments)
+def _of_runs(arguments: argparse.Namespace) -> Any:
+    """Summarise runs, with the notes, the baseline and the items that their comparisons have kept."""
     from .. import report, store
     from ..compare.notes import read_notes
 
     runs = store.find_runs(arguments.runs)
-    options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
-    summary = report.summarise(runs, baseline=arguments.baseline, **options)
-    alone = len({(column.dataset, column.setting) for column in summary.columns}) == 1  # else others share rows' names
     several = [*read_notes(runs)]
+    baselines = {kept.get("baseline") for kept in several if len({run.arguments["dataset"] for run in runs}) == 1}
+    baseline = arguments.baseline or (baselines.pop() if len(baselines) == 1 else None)
+    options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
+    summary = report.summarise(runs, baseline=baseline, **options)
+    alone = len({(column.dataset, column.setting) for column in summary.columns}) == 1  # else others share rows' names
     common = {*several[0]["notes"]}.intersection(*(kept["notes"] for kept in several)) if alone and several else set()
     for kept in several:
         about = kept.get("title", kept["about"]) + f", {len(kept['runs'])} runs" * (len(several) > 1)
@@ -88,6 +86,14 @@ def command(arguments: argparse.Namespace) -> int:
                 summary.notes.append(f"no verdicts over items: {error}")
     for source in arguments.items:
         summary.items.extend(report.over_items(summary, source, arguments.margin))
+    return summary
+
+
+def command(arguments: argparse.Namespace) -> int:
+    """Print the report, and write its files if ``--out`` is given."""
+    from .. import report
+
+    summary = _of_runs(arguments) if arguments.runs else _of_files(arguments)
     print(report.RENDER[arguments.format](summary))
     if arguments.out is not None:
         for path in report.write(summary, arguments.out):

@@ -95,6 +95,8 @@ class Comparison:
             with suppress(ValueError):  # of several losses, it is not known which one the host replaces
                 found = find_loss(arguments.out, code, [*script, *seed], shims, self.specs, strict=False)
                 _, _, self.own, self.told = found
+        if self.settings.tune and not self.settings.baseline and cp.objective(self.own).name == "infonce":
+            self.baseline = self.twin  # the script's own loss, searched as long as the others
         self.cell = partial(cells.cell, host, seam, script, code, self.settings)
         self.notes: list[str] = []
         self.remarks: dict[str, str] = {}
@@ -174,7 +176,7 @@ class Comparison:
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
         own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *looks(done), *self.notes]
-        write_notes(done, own_notes, summary.remarks, settings.items.text if settings.items else None)
+        write_notes(done, own_notes, summary.remarks, known, settings.items.text if settings.items else "")
         summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print_line(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
@@ -202,7 +204,7 @@ class Comparison:
             f"verdicts are at these settings, which another tuning may not find: {chosen}"
         )
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
-            why = "the script's own loss stays as it is, and other rows have no number to try (t=host is none)"
+            why = "the script's own loss stays as it is, others have no gradient, or no number to try (t=host is none)"
             self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
         self.notes += ["if the best value is at the edge of its grid, try more: --tune or --grid"] * bool(self.remarks)
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
@@ -389,7 +391,8 @@ def tuned(
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
     typed = None if settings.grid is None else dict(settings.grid)
-    starts = {spec: at_temperature(spec, own) or spec for spec in specs if spec.partition(";")[0].strip() != HOST}
+    tunable = (spec for spec in specs if not re.match(rf"{HOST}\b|0\*[^+]+$", spec))  # these have a gradient of zero
+    starts = {spec: at_temperature(spec, own) or spec for spec in tunable}
     grids = {}
     for spec, start in starts.items():
         t = re.search(r"\bt=([\d.]+(?:e-?\d+)?)", start)

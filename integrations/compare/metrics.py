@@ -80,6 +80,15 @@ def _named_after(pattern: str, text: str) -> str:
     return next(iter(compiled.groupindex), words or "value")
 
 
+def told_apart(first: Metric, other: Metric) -> list[Metric]:
+    """Return two metrics under different names, the whole key of JSON such as ``test.accuracy``, or with the place."""
+    if first.name != other.name or first.text == other.text:
+        return [first, other]
+    return [
+        one._replace(name=f"{one.place}:{one.what}" if first.what == other.what else one.what) for one in (first, other)
+    ]
+
+
 NUMBER = r"([-+.\de]+)"
 
 

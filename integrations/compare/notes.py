@@ -13,11 +13,11 @@ from .cells import DOMAIN
 
 
 def write_notes(
-    runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], items: str | None = None
+    runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], baseline: str | None, items: str = ""
 ) -> None:
-    """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its --items, for reports."""
+    """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its baseline, for reports."""
     about, words = runs[0].arguments["dataset"], runs[0].arguments.get("script", ())[1:]
-    kept = {"items": items, "about": about, "runs": sorted(run.folder.name for run in runs)}
+    kept = {"items": items, "baseline": baseline, "about": about, "runs": sorted(run.folder.name for run in runs)}
     kept |= {"title": shlex.join([about, *words])}
     name = f"{DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
     connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())

@@ -34,6 +34,7 @@ from . import race_page
 from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .metrics import Metric
+from .notes import write_notes
 from .race_page import Arm, Points
 from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES
@@ -132,7 +133,7 @@ class Race(Comparison):
         winner = rival if better else self.arms[0] if tuning and not tuning.different else tuned  # as it is
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
-        said += " On one side of your loss's best temperature, no further one was trained to the end." * tuned.edge
+        said += " Your loss's best temperature has no neighbor on one side; a larger --budget trains more." * tuned.edge
         own_whole = sum(arm.own for arm in whole)
         few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
@@ -148,22 +149,23 @@ class Race(Comparison):
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = dict.fromkeys(at_temperature(arm.family, self.own) for arm in others)
         unseen = [one for one in first if one and one not in [arm.text for arm in self.arms]]
-        said += f" Not tried at your script's own temperature: {', '.join(unseen[:3])}." * (
-            0 < len(unseen) == len(first)
-        )
+        if 0 < len(unseen) == len(first):
+            said += f" Tried at your loss's better temperatures, not at the script's own: {', '.join(unseen[:3])}."
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
             others_too = f" and {len(names) - 3} more" * (len(names) > 3)
             said += f" Not tried{where}, {small}: {', '.join(names[:3])}{others_too}." * bool(names)
-        summary.notes[:0] = self._dropped()
+        summary.notes[:0] = dropped = [*self._dropped()]
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
         at_edge = [arm.text for arm in self.arms if arm.edge and (arm is tuned or not arm.own)]
         summary.remarks.update(dict.fromkeys(at_edge, "at the edge of the temperatures trained to the end"))
+        write_notes(even, dropped, summary.remarks, tuned.text)
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
-        train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *one["script"]]
+        script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]
+        train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *script]
         shown = [f"to train with {winner.text}: {shlex.join(train)}"] * (winner.text != HOST)
         print_line(f"page: {page}", *shown)
         if self.arguments.json:

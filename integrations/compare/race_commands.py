@@ -10,7 +10,7 @@ from counterpoint.plugins import inject
 from ..domain import require, setting
 from . import commands
 from .cells import length_of
-from .metrics import Metric
+from .metrics import Metric, told_apart
 from .settings import HOST, SHARE, TEMPERATURES, Settings
 
 FEWEST = 3  # fresh seeds
@@ -64,6 +64,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--seeds: expected {FEWEST} or more, since fewer give no interval, got {arguments.seeds}")
     if len(settings.metric) > 1:
         raise ValueError("--metric: expected one, which chooses; another one for the verdict is --confirm-metric")
+    if settings.confirm_metric is not None:
+        chooses, confirms = told_apart(settings.metric[0], settings.confirm_metric)
+        arguments.settings = replace(arguments.settings, metric=[chooses], confirm_metric=confirms)
     for flag, metric in (("--metric", settings.metric[0]), ("--confirm-metric", settings.confirm_metric)):
         if metric is not None and "loss" in metric.name.lower() and not settings.lower:
             raise ValueError(

@@ -42,7 +42,8 @@ class Settings:
     )
     lower: bool = setting(False, "smaller numbers are better")
     margin: float | None = setting(None, "differences that do not matter (half a point of 100)", type=float)
-    baseline: str | None = setting(None, "what others are compared with (host, or the first)", type=row, metavar="SPEC")
+    against = "what others are compared with (host, or the first; with --tune infonce, tuned, if that is your loss)"
+    baseline: str | None = setting(None, against, type=row, metavar="SPEC")
     seed_flag: str | None = setting(
         None, "the script's own flag for its seed, such as --seed; or put {seed} among its arguments (none)", type=str
     )

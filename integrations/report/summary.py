@@ -178,7 +178,7 @@ def summarise(
     if baseline is not None:
         baseline = _resolve_baseline(baseline, rows, done)
     columns: list[Column] = []
-    notes = list(_notes(runs, done))
+    notes = list(_notes(runs, done, baseline))
     datasets: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in done:
         datasets[run.arguments["domain"], run.arguments["dataset"]].append(run)
@@ -364,11 +364,12 @@ def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, flo
     return majority, bool(tested) and not any(verdict.different and verdict.difference > 0 for verdict in tested)
 
 
-def _notes(runs: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
+def _notes(runs: Sequence[Run], done: Sequence[Run], baseline: str | None) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
         yield f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}."
         data = {run.arguments["dataset"] for run in runs if run.tuning}
-        if any(run.arguments["objective"] == HOST and run.arguments["dataset"] in data for run in done):
+        own = (run.arguments["dataset"] in data for run in done if run.arguments["objective"] == HOST)
+        if baseline in (None, HOST) and any(own):
             yield f"{HOST} is your loss as it is, the other rows were chosen: --baseline names your tuned loss."
     if states := Counter(run.record["status"] for run in runs if not run.done and not run.tuning):
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

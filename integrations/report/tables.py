@@ -146,7 +146,7 @@ def terminal(report: Report) -> str:
         for block in _blocks(widths) if table.column is None else [range(len(widths))]:
             lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in rows]
         lines += ["", table.below, ""] if table.below else [""]
-    return "\n".join(map(visible, [*lines, *report.notes, *wrap(LEGEND.format("*"), WIDTH)]))
+    return "\n".join(map(visible, [*lines, *report.notes, *wrap(LEGEND.format("*") * bool(report.columns), WIDTH)]))
 
 
 def _blocks(widths: Sequence[int]) -> list[list[int]]:
@@ -166,7 +166,9 @@ def markdown(report: Report) -> str:
         rows = [map(in_markdown, table.head), ["---"] * len(table.head), *(map(in_markdown, row) for row in table.body)]
         lines += [f"### {in_markdown(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
         lines += ["", in_markdown(table.below), ""] if table.below else [""]
-    return "\n".join([*lines, *(in_markdown(note) + "\n" for note in report.notes), LEGEND.format("Bold")])
+    return "\n".join(
+        [*lines, *(in_markdown(note) + "\n" for note in report.notes), LEGEND.format("Bold") * bool(report.columns)]
+    )
 
 
 def in_markdown(text: str) -> str:
@@ -177,7 +179,11 @@ def in_markdown(text: str) -> str:
 def latex(report: Report) -> str:
     """Return a table per column for booktabs, bold where a test finds the row better than the baseline."""
     lines = ["% needs booktabs; bold: found to be better than the baseline, which a larger mean alone is not"]
-    lines += [f"% {line}" for note in (*opening(report), *report.notes) for line in wrap(visible(note), WIDTH)]
+    lines += [
+        f"% {line}"
+        for note in (*opening(report), *together(report), *report.notes)
+        for line in wrap(visible(note), WIDTH)
+    ]
     for column in report.columns:
         head = ["", column.metric, f"minus {column.baseline} [95%, corrected]" if column.baseline else ""]
         lines += [f"% {visible(_heading(column))}", r"\begin{tabular}{lrr}", r"\toprule", _latex_row(head), r"\midrule"]

@@ -1,6 +1,7 @@
 """The numbers in an objective's spec, and the values that a search tries."""
 
 import argparse
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,14 @@ GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
     "views": (2, 3, 4),  # ArCL, section 6.2
     WEIGHT: (0.01, 0.1, 1.0, 5.0),  # LMCL, Table 3
     "radius": (0.01, 0.03, 0.1, 0.3, 1.0),  # not from a paper
+}
+OF_ONE: dict[str, dict[str, tuple[float, ...]]] = {  # instead, of an objective: what its page says to tune first
+    "alphacl": {"power": (1.0, 2.0, 4.0)},
+    "drrl": {"margin": (0.2, 0.4, 0.5, 0.8), WEIGHT: (1.0, 3.333, 10.0)},
+    "isogclr": {"rho": (0.1, 0.3, 0.5), "beta": ()},
+    "rince": {"q": (0.1, 0.3, 0.5), "lam": (0.001, 0.01, 0.1)},
+    "soft": {"tau": (0.02, 0.05, 0.1, 0.2)},
+    "sogclr": {"gamma": (0.2, 0.5, 0.9)},
 }
 
 
@@ -60,9 +69,11 @@ def grids_of(spec: str, papers: Grids, own: Grids | None = None, strict: bool = 
     parameters are tuned; if ``strict``, raise ``ValueError`` for one that the spec does not have.
     """
     data = cp.objective(spec).to_dict()
-    names = list(dict.fromkeys(name for name, _ in numbers(data)))
+    names, papers = list(dict.fromkeys(name for name, _ in numbers(data))), dict(papers)
+    for kind in set(re.findall(r"\w+", spec)).intersection(OF_ONE):
+        papers |= OF_ONE[kind]
     if own is None:
-        grids = {name: tuple(papers[name]) for name in names if name in papers}
+        grids = {name: tuple(papers[name]) for name in names if papers.get(name)}
     else:
         long = {hyper.short: key for kind in cp.registry.values() for key, hyper in kind.hyper.items()}
         grids = {name if name in names else long.get(name, name): tuple(values) for name, values in own.items()}

@@ -236,6 +236,9 @@ def test_every_objective_is_tuned_with_the_same_budget(tmp_path):
     tuned(specs, Settings(tune=6, **alone), make, run_cells)
     assert [sum(each["objective"].startswith(name) for each in asked) for name in ("infonce", "hcl")] == [6, 6]
     asked.clear()
+    best, _ = tuned(["0*infonce", "infonce"], Settings(tune=2, **alone), make, run_cells)
+    assert [*best] == ["infonce"]  # whatever its settings, the other trains nothing
+    asked.clear()
     specs = ["host; duplicates", "hcl; duplicates"]
     best, _ = tuned(specs, Settings(tune=4, **alone), make, run_cells, seed=1001)
     assert [*best] == ["hcl; duplicates"]

@@ -9,7 +9,7 @@ import os
 import pytest
 import torch.utils.tensorboard
 
-from counterpoint.integrations.compare.metrics import SCORES, Metric, Written, read
+from counterpoint.integrations.compare.metrics import SCORES, Metric, Written, read, told_apart
 from counterpoint.integrations.compare.running import copy_folder
 
 HOUR = 3600 * 10**9
@@ -154,3 +154,18 @@ def test_a_copy_leaves_out_the_store_and_links_what_is_large(tmp_path):
     assert (copy / "data").resolve() == here / "data"
     (copy / "train.py").write_text("changed")
     assert (here / "train.py").read_text() == "train.py"
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "names"),
+    [
+        ("json:r.json:dev.ndcg", "json:r.json:test.ndcg", ["dev.ndcg", "test.ndcg"]),
+        ("json:dev.json:ndcg", "json:test.json:ndcg", ["dev.json:ndcg", "test.json:ndcg"]),
+        ("acc=output:dev ([\\d.]+)", "acc=output:test ([\\d.]+)", ["dev ([\\d.]+)", "test ([\\d.]+)"]),
+        ("json:r.json:dev", "json:r.json:test", ["dev", "test"]),
+        ("json:r.json:acc", "json:r.json:acc", ["acc", "acc"]),
+    ],
+)
+def test_the_number_that_chooses_and_the_one_that_confirms_have_two_names(first, other, names):
+    """Else a table, a sentence and a picture say of both "ndcg"."""
+    assert [one.name for one in told_apart(Metric.parse(first), Metric.parse(other))] == names

@@ -287,8 +287,14 @@ def test_the_best_of_a_known_landscape_is_found_and_confirmed(tmp_path, capsys, 
         return gain - abs(math.log2(objective.temperature / peaks[objective.name])) + one["seed"] % 7 / 10
 
     raced = stand_in(tmp_path, score, asked, most, tune_seeds)
+    script = ["t.py", "--steps", "8", "--model={out}/m", "{seed}"]
+    raced.cell = functools.partial(cell, "logits", [], script, "c0de", raced.settings)
     assert raced.run() == 0
     found = json.loads(capsys.readouterr().out)
+    assert found["command"][-5:] == ["t.py", "--steps", "8", "--model=out/m", "0"]  # as inject can run it
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    (column,) = json.loads(capsys.readouterr().out)["columns"]
+    assert column["baseline"] == found["tuned"]  # as in the sentence, not host
     fresh = [(one["objective"], one.get("length")) for one in asked if not one.get("purpose")]
     best = f"hcl:t={peaks['hcl']:g}"
     assert found["command"][:5] == ["counterpoint", "inject", "logits", "--objective", found["winner"]]
@@ -432,7 +438,7 @@ def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best, budg
     assert [factor for factor, *_ in arms] == own
     reached = own[-2] if budget == 18 else own[-1]
     assert [(text, edge) for factor, text, edge in arms if factor == reached] == [(found["tuned"], budget == 9)]
-    assert ("no further one was trained to the end" in found["sentence"]) == (budget == 9)
+    assert ("has no neighbor on one side" in found["sentence"]) == (budget == 9)
     assert found["winner"] == found["tuned"]
     assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
 
@@ -574,7 +580,7 @@ def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in (
         said := " ".join(capsys.readouterr().out.split())
     )
-    assert "Not tried at your script's own temperature: hcl:t=0.1." in said
+    assert "not at the script's own: hcl:t=0.1." in said
     (page,) = tmp_path.rglob("report.html")
     assert "at the edge of the temperatures trained to the end)" in page.read_text(encoding="utf-8")
 

@@ -105,11 +105,20 @@ def test_files_of_models(tmp_path, capsys, monkeypatch):
     np.save("a.npy", scores)
     lines(tmp_path / "a.jsonl", [{"query": f"q{i}", "score": x} for i, x in enumerate(scores)])
     lines(tmp_path / "b.jsonl", [{"query": f"q{i}", "score": scores[i] + 0.1} for i in reversed(range(40))])
-    assert main(["report", "--items", "a=jsonl:a.jsonl:query:score", "b=jsonl:b.jsonl:query:score", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert (
+        main(
+            ["report", "--items", "a=jsonl:a.jsonl:query:score", "b=jsonl:b.jsonl:query:score", "--json", "--out", "r"]
+        )
+        == 0
+    )
+    (found,) = json.loads(capsys.readouterr().out)["items"]
     assert found["these"]["b"]["difference"] == pytest.approx(0.1)
     assert found["these"]["b"]["kind"] == "different"
     assert "These models on new items: b minus a +0.1" in found["reading"][0]
+    for name in ("report.html", "report.md", "report.tex"):
+        text = (tmp_path / "r" / name).read_text(encoding="utf-8")
+        assert "b minus a +0.1" in text
+        assert "paired seeds" not in text  # of a table, of which there is none
 
 
 @pytest.mark.parametrize(
@@ -158,7 +167,9 @@ def test_files_of_two_settings_are_told_apart_by_their_paths(tmp_path, monkeypat
         np.save(tmp_path / f"hcl-beta={beta}" / "items.npy", np.arange(20) + 0.1 * beta * (np.arange(20) % 3))
     words = ["report", "--items", "npy:hcl-beta=1/items.npy", "npy:hcl-beta=2/items.npy", "--json"]
     assert main(words) == 0
-    assert set(json.loads(capsys.readouterr().out)["values"]) == {f"hcl-beta={beta}/items.npy" for beta in (1, 2)}
+    assert set(json.loads(capsys.readouterr().out)["items"][0]["values"]) == {
+        f"hcl-beta={beta}/items.npy" for beta in (1, 2)
+    }
 
 
 def test_two_models_never_share_a_file(tmp_path):

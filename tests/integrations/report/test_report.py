@@ -68,6 +68,8 @@ def test_rows_are_said_to_be_chosen_where_they_were(tmp_path):
     for name, said in (("a.py", True), ("b.py", False)):
         notes = " ".join(report.summarise(untuned + tuning[name]).notes)
         assert ("host is your loss as it is, the other rows were chosen" in notes) is said
+        notes = " ".join(report.summarise(untuned + tuning[name], baseline=BASE).notes)
+        assert "the other rows were chosen" not in notes  # but they are compared with one of these
 
 
 @pytest.mark.parametrize(("mean", "places"), [(412.0, 1), (-70.0, 2), (0.7, 4), (0.012, 4), (3.14e-8, 10), (0.0, 4)])
@@ -580,8 +582,8 @@ def test_a_difference_is_never_printed_as_zero(tmp_path):
 def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     """They are kept beside the runs, since a table without them hides how its rows were tuned."""
     runs = make(tmp_path, {("train.py", BASE): noisy(70, 4), ("train.py", OTHER): noisy(72, 4)}, domain="compare")
-    write_notes(runs[:4], ["3 seeds or fewer"], {})  # which this comparison then went on with
-    write_notes(runs, ["tuned by dev: 100 % of <rows>"], {OTHER: "at the edge"})
+    write_notes(runs[:4], ["3 seeds or fewer"], {}, None)  # which this comparison then went on with
+    write_notes(runs, ["tuned by dev: 100 % of <rows>"], {OTHER: "at the edge"}, None)
     printed = {}
     for form in report.RENDER:
         assert main(["report", str(tmp_path), "--format", form]) == 0
@@ -600,7 +602,7 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert "at the edge" not in said  # which the rows of the other script are not
     longer = {"script": ["train.py", "--data", "B C"]}
     rows = {("train.py", BASE): noisy(50, 4), ("train.py", OTHER): noisy(52, 4)}
-    write_notes(make(tmp_path, rows, domain="compare", **longer), ["of B"], {})
+    write_notes(make(tmp_path, rows, domain="compare", **longer), ["of B"], {}, None)
     assert main(["report", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "train.py --data 'B C', 8 runs: of B" in said
@@ -610,11 +612,27 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0
 
 
+def test_the_baseline_of_a_comparison_is_that_of_later_reports(tmp_path, capsys):
+    """Of a race it is the tuned loss: beside the script's own, whoever is tuned gains too much."""
+    rows = ("host", "infonce:t=0.1", "hcl:t=0.2")
+    runs = [
+        run
+        for row in rows
+        for run in make(tmp_path, {("train.py", row): noisy(70, 4)}, "compare", objective=row, label=row)
+    ]
+    write_notes(runs, [], {}, rows[1])
+    shown = {}
+    for words in ([], ["--baseline", rows[2]]):
+        assert main(["report", str(tmp_path), "--format", "json", *words]) == 0
+        shown[len(words)] = json.loads(capsys.readouterr().out)["columns"][0]["baseline"]
+    assert shown == {0: rows[1], 2: rows[2]}
+
+
 def test_notes_say_of_which_comparison_they_are(tmp_path, capsys):
     first = make(tmp_path, {("train.py", row): noisy(70, 4) for row in (BASE, OTHER)}, domain="compare")
-    write_notes(first, ["not tuned", "a step takes 1.0 s"], {})
+    write_notes(first, ["not tuned", "a step takes 1.0 s"], {}, None)
     later = make(tmp_path, {("train.py", row): noisy(70, 3) for row in (BASE, "dcl:t=0.2")}, domain="compare")
-    write_notes(later, ["not tuned", "a step takes 1.2 s"], {})
+    write_notes(later, ["not tuned", "a step takes 1.2 s"], {}, None)
     assert main(["report", str(tmp_path), "--format", "json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert notes.count("not tuned") == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import shlex
 
 import pytest
@@ -131,6 +132,9 @@ def test_an_edge_is_where_nothing_was_tried_beyond():
         ("arcl(adnce):views=4", ["temperature", "mu", "sigma", "views"]),
         ("adnce:mu=auto", ["temperature", "sigma"]),
         ("dro", ["radius"]),
+        ("drrl", ["margin", "weight"]),  # not the weight of a term
+        ("rince", ["temperature", "q", "lam"]),  # not the lam of IntNaCl
+        ("isogclr", ["temperature", "rho"]),  # not the beta of HCL
     ],
 )
 def test_what_is_moved(spec, names):
@@ -147,6 +151,19 @@ def test_what_is_moved(spec, names):
 def _numbers(data):
     values = data.values() if isinstance(data, dict) else data if isinstance(data, list) else [data]
     return [x for value in values for x in (_numbers(value) if isinstance(value, (dict, list)) else [value])]
+
+
+@pytest.mark.parametrize("name", sorted(cp.registry))
+def test_values_to_try_are_those_that_its_page_says_to_tune_first(name):
+    """A parameter of one name can be another thing elsewhere: the weight of DrRL, of a term, of densities."""
+    said = cp.registry[name].tune_first
+    spec = f"{name}(infonce)" if issubclass(cp.registry[name], cp.Wrapper) else name
+    short = {key: hyper.short for key, hyper in cp.registry[name].hyper.items()}
+    for key, values in grids_of(spec, "image").items():
+        if key == "temperature":  # it depends on the domain
+            continue
+        for low, high in re.findall(rf"\b{short.get(key, key)} \(([\d.]+) to ([\d.]+)\)", said):
+            assert all(float(low) <= value <= float(high) for value in values), (key, values, said)
 
 
 def test_grids_of_ones_own():
