@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..items import load_array
+from ..store.progress import print_line
 from .settings import Settings
 
 VIEWS = 4  # of each image
@@ -153,6 +154,7 @@ def _texts(path: Path, settings: Settings, ids: Any = None, negative_ids: Any = 
     from ..sentence.locate import find
 
     model = SentenceTransformer(find(settings.model), device="cpu")
+    print_line(f"embedding {count * len(lines)} texts by {settings.model}, which takes most of the time")
     a, b, *hard = (model.encode(list(texts), show_progress_bar=False) for texts in zip(*lines.values(), strict=True))
     negatives, kind = np.stack(hard, 1) if hard else None, f"embeddings by {settings.model}"
     data = from_arrays(a, b, ids, negatives, negative_ids, kind=kind)
