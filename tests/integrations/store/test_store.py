@@ -160,7 +160,7 @@ def test_spawned_processes_go_with_the_one_that_is_killed(tmp_path, undisturbed)
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_ctrl_c(tmp_path, undisturbed, jobs):
-    process = start(tmp_path, jobs, 0.1)
+    process = start(tmp_path, jobs, 0.1 if jobs == 1 else 1.0)  # workers look once a second
     wait_for(lambda: list(tmp_path.rglob("checkpoint.pt")), process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     said = process.communicate(timeout=PATIENCE)[1]
