@@ -21,12 +21,10 @@ ENTITIES = {"<": "&lt;", "&": "&amp;"}
 WIDTH = 120  # characters of an overview in a terminal
 
 LEGEND = (
-    "Differences are over paired seeds; verdicts are from paired t-tests from 3 seeds on, corrected for the rows of a "
-    "table after Holm. Intervals are corrected too (Bonferroni; where only a later step of Holm finds a row, at its "
-    "level), and agree with the verdicts: higher and lower mean that the interval excludes 0, equivalent that it "
-    "contains 0 and lies within the margin. In brackets: the smallest difference that these seeds find with 80% power. "
-    "Rows that train nothing are compared with all trained rows, in families of their own. {} marks a row that is "
-    "different from every other trained one."
+    "Differences are over paired seeds; intervals and verdicts are from paired t-tests (3 seeds or more), corrected for "
+    "the rows of a table after Holm: the interval of higher and lower excludes 0, that of equivalent lies within the "
+    "margin. In brackets: the smallest difference that these seeds find with 80% power. Rows that train nothing are "
+    "compared with all others. {} marks a row that is different from every other trained one."
 )
 DIFFERENCE = ["minus baseline [95%, corrected]", "verdict (detectable)", "p, corrected"]
 
