@@ -39,9 +39,7 @@ class Settings:
 
     encoder: str = setting("gin", flag=False)
     augment: str = setting("random2", "distribution of views", choices=AUGMENTATIONS)
-    hops: int | None = setting(
-        None, "steps from a subgraph's first node; 1 is the official code's (any)", type=int, low=1
-    )
+    hops: int | None = setting(None, "reach of subgraphs in steps; 1 in the official code (any)", type=int, low=1)
     pairing: str = setting("one_way", "which views are compared", choices=PAIRINGS)
     features: str = setting("auto", "node features", choices=FEATURES)
     epochs: int = setting(20, low=0, flag=False)
