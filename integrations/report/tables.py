@@ -21,8 +21,8 @@ ENTITIES = {"<": "&lt;", "&": "&amp;"}
 WIDTH = 120  # characters of an overview in a terminal
 
 LEGEND = (
-    "Differences are over paired seeds; intervals and verdicts are from paired t-tests (3 seeds or more), corrected for "
-    "the rows of a table after Holm: the interval of higher and lower excludes 0, that of equivalent lies within the "
+    "Differences are over paired seeds; intervals and verdicts are from paired t-tests (3 seeds or more), corrected "
+    "for a table's rows after Holm: the interval of higher and lower excludes 0, that of equivalent lies within the "
     "margin. In brackets: the smallest difference that these seeds find with 80% power. Rows that train nothing are "
     "compared with all others. {} marks a row that is different from every other trained one."
 )
