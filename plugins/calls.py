@@ -43,18 +43,12 @@ _IF_WRONG = (
 
 
 class Calls:
-    """The calls from the sites.
-
-    Attributes:
-        sites: with their positives, for calls that have no labels.
-        places: of each line that a call has come from, its site and its name.
-        classifies: of each line that was left alone, whether its logits are those of a layer.
-    """
+    """The calls from the ``sites``, which come with their positives, for calls that have no labels."""
 
     def __init__(self, seam: Seam, sites: dict[Site, str | None]) -> None:
         self.seam, self.sites = seam, sites
-        self.places: dict[tuple[str, int], tuple[Site | None, str]] = {}
-        self.classifies: dict[str, bool] = {}
+        self.places: dict[tuple[str, int], tuple[Site | None, str]] = {}  # of each line of a call, its site and name
+        self.classifies: dict[str, bool] = {}  # of each line that was left alone: whether its logits are of a layer
         self.scales = Scales(seam, None if seam.options.get("product") else seam.options.get("scale"))
         self.places_told = False
         self.unlabeled: dict[str, str] = {}  # calls at sites that need --positives

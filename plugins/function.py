@@ -54,21 +54,13 @@ _AS |= dict.fromkeys(("symmetric", "normalize", "gather"), ("true", "false"))
 
 @dataclass(frozen=True)
 class _Replaced:
-    """The values of ``--replace`` and ``--as``.
+    """The values of ``--replace`` and ``--as``."""
 
-    Attributes:
-        site: the function.
-        views: its parameters that are embeddings.
-        named: parameters that the objective gets by name, by that name.
-        options: those of ``--as``.
-        own: the loss that the function computes, or "".
-    """
-
-    site: Site
-    views: tuple[str, ...]
-    named: dict[str, str]
-    options: dict[str, Any]
-    own: str
+    site: Site  # the function
+    views: tuple[str, ...]  # its parameters that are embeddings
+    named: dict[str, str]  # parameters that the objective gets by name, by that name
+    options: dict[str, Any]  # those of ``--as``
+    own: str  # the loss that the function computes, or ""
 
     @classmethod
     def parse(cls, text: str, how: str, own: str) -> _Replaced:

@@ -61,27 +61,16 @@ def own_loss(spec: str) -> Objective:
 
 
 class Replaced(ABC):
-    """Tensors that the host's own loss is a function of, whose gradient is replaced.
+    """Tensors that the host's own loss is a function of, whose gradient is replaced."""
 
-    Attributes:
-        seam: of this run.
-        site: whose calls share schedules and statistics of the objective.
-        where: the line, in words.
-        kind: what the tensors are, in words.
-        own: the spec of the host's own loss.
-        learned: tensors that our losses depend on beside these, such as the host's scale.
-        told: what the treatment that trains is told of.
-        known: whether everything is known that our losses need; until then, the host's own gradient stays.
-    """
-
-    seam: Seam
-    site: object
-    where: str
-    kind: str
-    own: str
-    learned: list[Tensor]
-    told: dict[str, Any]
-    known: bool = True
+    seam: Seam  # of this run
+    site: object  # whose calls share schedules and statistics of the objective
+    where: str  # the line, in words
+    kind: str  # what the tensors are, in words
+    own: str  # the spec of the host's own loss
+    learned: list[Tensor]  # which our losses depend on beside these, such as the host's scale
+    told: dict[str, Any]  # what the treatment that trains is told of
+    known: bool = True  # whether everything is known that our losses need; until then, the host's own gradient stays
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Return the same tensors, a single one as it is, with another gradient."""
@@ -165,45 +154,31 @@ class Replaced(ABC):
 
 @dataclass(eq=False)
 class Logits(Replaced):
-    """The logits of one call of the host's loss.
-
-    Args:
-        seam, site, where, own: see :class:`Replaced`.
-        positives: the column of each anchor's positive, or booleans or numbers of the shape of the logits; None until
-            they are known.
-        options: ``scale=`` and further arguments of ``from_logits``.
-        keys: the dimension along which keys compete.
-        both: the loss is the mean of those of rows and of columns.
-        flipped: booleans, where the logits have the other sign: those of negatives in binary losses.
-        apart: the host takes the positives from another tensor, so that these logits get the gradient of its sum
-            of exponentials alone. What the positives are is then not proved.
-        later: what the host multiplies these logits by later, in their precision, which rounds the exponents.
-        deduced: in each step, the positives are the entries whose gradient is not that of a negative.
-        scaled: the scale is in these numbers; else the host multiplies them by it afterwards.
-        floor: logits that are so much smaller than the largest of their row are masked.
-        targets: soft targets ``(..., anchors, keys)``, whose largest are the positives, columns; a row may sum to any
-            number, its weight, and counts if that is not zero.
-        values: numbers that the script has computed in this step, as far as they are known.
-    """
+    """The logits of one call of the host's loss."""
 
     kind = "logits"
     seam: Seam
     site: object
     where: str
     own: str
+    # the column of each anchor's positive, or booleans or numbers of the shape of the logits; None until they are known
     positives: Tensor | None
-    options: dict[str, Any] = field(default_factory=dict)
-    keys: int = -1
-    both: bool = False
-    flipped: Tensor | None = None
+    options: dict[str, Any] = field(default_factory=dict)  # ``scale=`` and further arguments of ``from_logits``
+    keys: int = -1  # the dimension along which keys compete
+    both: bool = False  # the loss is the mean of those of rows and of columns
+    flipped: Tensor | None = None  # booleans, where logits have the other sign: those of negatives in binary losses
+    # the host takes the positives from another tensor, so that these logits get the gradient of its sum of exponentials
+    # alone; what the positives are is then not proved
     apart: bool = False
-    later: float = 0.0
-    deduced: bool = False
+    later: float = 0.0  # what the host multiplies these logits by later, in their precision, which rounds the exponents
+    deduced: bool = False  # in each step, the positives are the entries whose gradient is not that of a negative
     told: dict[str, Any] = field(default_factory=dict)
+    # soft targets (..., anchors, keys), whose largest are the positives, columns; a row may sum to any number, its
+    # weight, and counts if that is not zero
     targets: Tensor | None = None
-    scaled: bool = True
-    floor: float = torch.inf
-    values: Sequence[float] = ()
+    scaled: bool = True  # the scale is in these numbers; else the host multiplies them by it afterwards
+    floor: float = torch.inf  # logits that are so much smaller than the largest of their row are masked
+    values: Sequence[float] = ()  # numbers that the script has computed in this step, as far as they are known
 
     def __post_init__(self) -> None:
         self.told = {{"labels": "classes"}.get(k, k): v for k, v in self.told.items()}

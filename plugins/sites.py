@@ -31,19 +31,12 @@ _OWN = tuple(f"{Path(file).parent}{os.sep}" for file in (counterpoint.__file__, 
 
 @dataclass(frozen=True)
 class Site:
-    """A line or a function of a file.
+    """A line or a function of a file."""
 
-    Attributes:
-        text: as you wrote it.
-        file: the end of the file's path.
-        line: its number, or None for a whole function.
-        function: its qualified name, ``ClipLoss.forward``, or ``*.forward`` in any class.
-    """
-
-    text: str
-    file: str
-    line: int | None
-    function: str
+    text: str  # as you wrote it
+    file: str  # the end of the file's path
+    line: int | None  # its number, or None for a whole function
+    function: str  # its qualified name, ``ClipLoss.forward``, or ``*.forward`` in any class
 
     @classmethod
     def parse(cls, text: str, option: str = "--site") -> Site:

@@ -49,29 +49,17 @@ OURS = {spec: at_scale(spec, 1.0) for spec in (*SINGLE, *SEVERAL)}
 
 @dataclass
 class Form:
-    """The form of a loss, as its gradient shows it.
+    """The form of a loss, as its gradient shows it."""
 
-    Attributes:
-        name: the spec of one of our objectives, up to its temperature.
-        way: ``rows``, ``columns`` or ``both``: whose entries compete.
-        positives: ``(anchors, keys)`` booleans; anchors are rows, except for ``columns``.
-        used: the entries that are in the loss.
-        value: the mean over anchors.
-        error: largest difference of the gradients, relative to the largest entry.
-        rivals: other forms that fit as well.
-        weighted: whether anchors have weights of their own.
-        fits: names of all forms within the tolerance, of which another step may tell the right one.
-    """
-
-    name: str
-    way: str
-    positives: Tensor
-    used: Tensor
-    value: float
-    error: float
-    rivals: list[Form]
-    weighted: bool = False
-    fits: Sequence[str] = ()
+    name: str  # the spec of one of our objectives, up to its temperature
+    way: str  # ``rows``, ``columns`` or ``both``: whose entries compete
+    positives: Tensor  # ``(anchors, keys)`` booleans; anchors are rows, except for ``columns``
+    used: Tensor  # the entries that are in the loss
+    value: float  # the mean over anchors
+    error: float  # largest difference of the gradients, relative to the largest entry
+    rivals: list[Form]  # other forms that fit as well
+    weighted: bool = False  # whether anchors have weights of their own
+    fits: Sequence[str] = ()  # names of all forms within the tolerance, of which another step may tell the right one
 
 
 def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float, values: Sequence[float] = ()) -> Form | None:
