@@ -84,64 +84,42 @@ class Shim:
 
 @dataclass
 class Seam:
-    """The seam in one run: the objective that trains, the proofs, and the losses that were left alone.
+    """The seam in one run: the objective that trains, the proofs, and the losses that were left alone."""
 
-    Attributes:
-        spec: the objective to train with; ``host`` for the host's own loss.
-        verify: train in the first ``verify`` calls with the host's own loss.
-        report: file that gets a line of diagnostics per step.
-        options: further options of the host's plugin (``--scale``, ...).
-        start: the call at which schedules and the steps of the report begin: a host that resumes training does not
-            restore the objective's state.
-        calls: of the host's loss so far.
-        proofs: calls in which the gradient was that of the host's own loss.
-        worst: its largest difference in these, relative.
-        proved_at: what the gradient was compared at, embeddings or logits.
-        first: the size of the first gradient, by which repetitions are told from seeds with equal results.
-        ratios: of the weight to what arrives at a returned loss, how long it has stayed, the calls, and the loss.
-        if_wrong: what to do about a difference, in words.
-        seen: what looks like the host's loss, but was left alone: calls by place and by shape.
-        replaced: the calls that were replaced, in the same way.
-        weights: by place, what has arrived at losses that were left alone; zero if their weight in the loss is.
-        notes: what else the user should know at the end, by place.
-        behind: functions or classes behind whose definitions the script's own code is changed; else behind the last.
-        named: functions that are replaced, all of which the script must call.
-        patches: called with each module that is loaded.
-        at_end: called when the script has ended.
-        quiet: print nothing; for spawned processes, whose parent prints.
-        gaps: seconds from each call to the next.
-        owns: the host's own losses that an objective has replaced, by the criterion.
-        in_processes: :meth:`counts` of a process that was spawned, which speaks for all.
-        own_guide: of a treatment that the encoder of the first step guides, or its moving average.
-    """
-
-    spec: str
-    verify: int = 0
-    report: Path | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    spec: str  # the objective to train with; ``host`` for the host's own loss
+    verify: int = 0  # train in so many first calls with the host's own loss
+    report: Path | None = None  # file that gets a line of diagnostics per step
+    options: dict[str, Any] = field(default_factory=dict)  # further options of the host's plugin (``--scale``, ...)
+    # the call at which schedules and the steps of the report begin: a host that resumes training does not restore the
+    # objective's state
     start: int = 0
-    calls: int = 0
-    proofs: int = 0
-    worst: float = 0.0
-    proved_at: str = ""
-    first: float = 0.0
+    calls: int = 0  # of the host's loss so far
+    proofs: int = 0  # calls in which the gradient was that of the host's own loss
+    worst: float = 0.0  # its largest difference in these, relative
+    proved_at: str = ""  # what the gradient was compared at, embeddings or logits
+    first: float = 0.0  # the size of the first gradient, by which repetitions are told from seeds with equal results
+    # of the weight to what arrives at a returned loss, how long it has stayed, the calls, and the loss
     ratios: dict[object, tuple[float, int, int, float]] = field(default_factory=dict)
-    if_wrong: str = (
+    if_wrong: str = (  # what to do about a difference
         "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "
         "inject auto` says what it computes. --allow-drift trains on regardless."
     )
+    # what looks like the host's loss, but was left alone: calls by place and by shape; and the calls that were replaced
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
+    # by place, what has arrived at losses that were left alone; zero if their weight in the loss is
     weights: dict[str, float | Tensor] = field(default_factory=dict)
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)  # what else the user should know at the end, by place
+    # functions or classes behind whose definitions the script's own code is changed; else behind the last
     behind: Sequence[str] = ()
-    named: Sequence[str] = ()
-    patches: list[Callable[[ModuleType], object]] = field(default_factory=list)
-    at_end: list[Callable[[], object]] = field(default_factory=list)
-    quiet: bool = False
-    gaps: list[float] = field(default_factory=list)
-    owns: dict[int, str] = field(default_factory=dict)
-    own_guide: OwnGuide | None = None
+    named: Sequence[str] = ()  # functions that are replaced, all of which the script must call
+    patches: list[Callable[[ModuleType], object]] = field(default_factory=list)  # called with each loaded module
+    at_end: list[Callable[[], object]] = field(default_factory=list)  # called when the script has ended
+    quiet: bool = False  # print nothing; for spawned processes, whose parent prints
+    gaps: list[float] = field(default_factory=list)  # seconds from each call to the next
+    owns: dict[int, str] = field(default_factory=dict)  # the host's own losses that were replaced, by the criterion
+    own_guide: OwnGuide | None = None  # of a treatment that the first step's encoder guides, or its moving average
+    # :meth:`counts` of a process that was spawned, which speaks for all
     in_processes: list[dict[str, float]] = field(default_factory=list)
     _objectives: dict[int, Objective] = field(default_factory=dict)
     _last_call: float | None = None
