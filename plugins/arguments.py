@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,6 +89,13 @@ class Parser(argparse.ArgumentParser):
 def is_spec(text: str) -> bool:
     """Return whether this is meant as an objective or a treatment: it begins with the name of one, or ``host``."""
     return re.split(r"\W", text.strip(), maxsplit=1)[0] in (*OBJECTIVES, "host")
+
+
+def as_flags(options: Mapping[str, Any]) -> list[str]:
+    """Return options by name, such as ``{"allow_drift": True, "site": [...]}``, as words of a command line."""
+    every = [(name, x) for name, value in options.items() for x in (value if isinstance(value, list) else [value])]
+    known = [(f"--{name.replace('_', '-')}", x) for name, x in every if x is not None and x is not False]
+    return [flag if x is True else f"{flag}={x}" for flag, x in known]
 
 
 def split_launcher(words: Sequence[str]) -> tuple[list[str], list[str]]:

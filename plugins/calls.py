@@ -205,8 +205,7 @@ def put(seam: Seam, owner: Any, name: str, function: Callable[..., Any]) -> None
 
     Compiled code would mistake it for torch's own, and not call it from a file of the script.
     """
-    seam.at_end.append(functools.partial(setattr, owner, name, getattr(owner, name)))
-    setattr(owner, name, torch.compiler.disable(function))
+    seam.put(owner, name, torch.compiler.disable(function))
 
 
 def replace_losses(calls: Calls, known: bool) -> None:

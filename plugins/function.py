@@ -159,8 +159,7 @@ def for_modules(seam: Seam, patch: Callable[[ModuleType], None]) -> None:
         execute(self, module)
         patch(module)
 
-    loaders.exec_module = exec_module
-    seam.at_end.append(functools.partial(setattr, loaders, "exec_module", execute))
+    seam.put(loaders, "exec_module", exec_module)
 
 
 _OWN_IS_WRONG = "--own, --as or the parameters are wrong: `counterpoint inject auto` says what the function computes."

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import add
 from pathlib import Path
 from statistics import fmean, median
@@ -177,6 +177,11 @@ class Seam:
             )
         if ended and not self.options.get("only") and "afterwards" in self.notes:
             raise HalfError(f"afterwards, {self.notes.pop('afterwards')}; if that is meant, say --only")
+
+    def put(self, owner: Any, name: str, value: object) -> None:
+        """Put a value in the place of ``owner.name`` until the script has ended."""
+        self.at_end.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
 
     def end(self) -> None:
         """Undo the plugin's changes when the script has ended."""

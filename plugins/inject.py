@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from counterpoint.spec import SpecError
 
 from . import registry
-from .arguments import Parser, split_launcher
+from .arguments import Parser, as_flags, split_launcher
 from .printing import print_lines
 
 if TYPE_CHECKING:  # both import torch, which the parser must not
@@ -216,14 +216,8 @@ def options() -> list[argparse.Action]:
 
 def typed(args: argparse.Namespace, without: Sequence[str] = ()) -> list[str]:
     """Return the options that were typed, but for some."""
-    words: list[str] = []
-    for action in (action for action in options() if action.dest not in without):
-        value = getattr(args, action.dest)
-        if value in (None, False, action.default):
-            continue
-        flag = action.option_strings[0]
-        words += [flag] if value is True else [f"{flag}={x}" for x in (value if isinstance(value, list) else [value])]
-    return words
+    actions = (action for action in options() if action.dest not in without)
+    return as_flags({each.dest: x for each in actions if (x := getattr(args, each.dest)) != each.default})
 
 
 def end_with(parent: int, every: float = 0.5) -> None:

@@ -30,7 +30,7 @@ import torch.multiprocessing
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from . import registry, shims
-from .arguments import no_script, split_launcher
+from .arguments import as_flags, no_script, split_launcher
 from .host import OWN_LOSS, PATIENCE, WHOLE, DifferenceError, Host, Seam, SeamError, Shim, UnreachedError
 
 _GUARDS = ("__name__ == '__main__'", "'__main__' == __name__")
@@ -111,8 +111,8 @@ def run(host: Host, seam: Seam, script: Script | Path, arguments: Sequence[str],
         exec(definitions, module.__dict__)
         finish(module)
         module.__name__ = "__main__"
-        popen = _patched_popen(script.path.resolve(), _command_line(host, seam, use_shims))
-        with _patched_spawn(host, seam, use_shims), popen:
+        _patch_popen(seam, script.path.resolve(), _command_line(host, seam, use_shims))
+        with _patched_spawn(host, seam, use_shims):
             exec(main, module.__dict__)
     finally:
         seam.end()
@@ -306,8 +306,7 @@ def _read(results: Path) -> list[dict[str, Any]]:
     return [json.loads(file.read_text()) for file in results.iterdir()]
 
 
-@contextmanager
-def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
+def _patch_popen(seam: Seam, script: Path, command_line: Sequence[str]) -> None:
     """Install the seam in processes that run the script again, as Lightning does for each device.
 
     ``command_line`` are arguments of ``counterpoint inject`` that ask for this seam.
@@ -320,20 +319,9 @@ def _patched_popen(script: Path, command_line: Sequence[str]) -> Iterator[None]:
                 args = [sys.executable, "-m", "counterpoint.plugins.inject", *command_line, "--", *words]
             super().__init__(args, *rest, **options)
 
-    original, processes = subprocess.Popen, vars(subprocess)
-    processes["Popen"] = Popen
-    try:
-        yield
-    finally:
-        processes["Popen"] = original
+    seam.put(subprocess, "Popen", Popen)
 
 
 def _command_line(host: Host, seam: Seam, use_shims: bool) -> list[str]:
     options = {"objective": seam.spec, "verify": seam.verify, "start": seam.start, "report": seam.report}
-    flags = [
-        f"--{name.replace('_', '-')}" + ("" if each is True else f"={each}")
-        for name, value in {**options, **seam.options}.items()
-        for each in (value if isinstance(value, list) else [value])
-        if each is not None
-    ]
-    return [host.name, *flags, *([] if use_shims else ["--no-shims"])]
+    return [host.name, *as_flags({**options, **seam.options, "no_shims": not use_shims})]
