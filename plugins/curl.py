@@ -21,6 +21,7 @@ them.
 import functools
 import importlib.util
 import inspect
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -50,17 +51,13 @@ def default_scores(loss_fn: Objective) -> str:
     return "bilinear" if type(loss_fn) is InfoNCE or loss_fn.pairing == "single" else "cosine"
 
 
+@dataclass(eq=False)
 class Sides:
-    """Scores of anchors against all keys, whatever the pairing; for regularizers, of anchors among themselves.
+    """Scores of anchors against all keys, whatever the pairing; for regularizers, of anchors among themselves."""
 
-    Args:
-        z_a: ``(B, d)`` anchors.
-        keys: ``(B, d)`` for each further crop.
-        w: ``(d, d)`` matrix of bilinear scores; None for cosines.
-    """
-
-    def __init__(self, z_a: Tensor, keys: list[Tensor], w: Tensor | None) -> None:
-        self.z_a, self.keys, self.w, self.device = z_a, keys, w, z_a.device
+    z_a: Tensor  # (B, d) anchors
+    keys: list[Tensor]  # (B, d) for each further crop
+    w: Tensor | None  # (d, d) matrix of bilinear scores; None for cosines
 
     def __call__(self, pairing: str) -> Scores:
         if self.w is None or pairing == "single":

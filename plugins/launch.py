@@ -283,11 +283,10 @@ def _patched_spawn(host: Host, seam: Seam, use_shims: bool) -> Iterator[None]:
             finally:
                 main.__spec__ = spec
 
-        processes.spawn = spawn
+        seam.put(processes, "spawn", spawn)
         try:
             yield
         finally:
-            processes.spawn = original
             for result in _read(results):
                 seam.gaps += result["gaps"]
                 seam.calls += result["calls"]
