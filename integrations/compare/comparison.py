@@ -209,6 +209,7 @@ class Comparison:
         self.notes += ["if the best value is at the edge of its grid, try more: --tune or --grid"] * bool(self.remarks)
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
+        self.remarks |= {row: "tuned" for row in best.values() if row not in self.remarks}
         self.remarks |= {row: FOLLOWS for spec, row in best.items() if at_temperature(spec, self.own, 2) is None}
         seed = FIRST_SEED + settings.tune_seeds
         if again := tuned([self.twin], settings, self.cell, run_all, seed, self.own)[0].get(self.twin):

@@ -290,6 +290,7 @@ class Race(Comparison):
             self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
             later = f", later at most {room - len(new)} more" * (room > len(new))
+            later += " of your loss" * bool(later and new[0].own)
             count = plural(len(new), "setting")
             print_line(f"1/{SHARE} of the length, {count}{later}: {', '.join(arm.text for arm in new)}")
         short = self._cut(quarter := self._steps(1 / SHARE))

@@ -116,6 +116,7 @@ def _difference(column: Column, cell: Cell) -> list[str]:
     if (verdict := cell.difference) is None:
         return ["", "", ""]
     difference = with_interval(verdict.difference, verdict.low, verdict.high, column.digits)
+    difference += f", {verdict.pairs} seeds" * (verdict.pairs < len(cell.values))
     if not verdict.tested:
         return [difference, "", ""]
     kind = verdict.word + ", within the margin" * (verdict.different and verdict.within)

@@ -141,7 +141,9 @@ def overview_reading(columns: Sequence[Column]) -> str:
     if not all(column.tested for column in columns):
         return text + "not tested without scipy."
     kinds = ("different", "equivalent", "cannot tell")
-    text += ", ".join(f"{sum(v.kind == kind for v in differences)} {kind}" for kind in kinds)
+    text += ", ".join(f"{sum(v.kind == kind for v in differences if v.tested)} {kind}" for kind in kinds)
+    few = sum(not v.tested for v in differences)
+    text += f", {few} with less than {FEWEST} seeds" * bool(few)
     best = [f"{row} ({column.title})" for column in columns for row, cell in column.cells.items() if cell.best]
     return text + f"; separated from every other row: {listed(best) or 'none'}."
 

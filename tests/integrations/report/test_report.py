@@ -24,7 +24,7 @@ from counterpoint.integrations import report, store
 from counterpoint.integrations.command.main import main
 from counterpoint.integrations.command.report import FORMATS
 from counterpoint.integrations.compare.notes import write_notes
-from counterpoint.integrations.report import papers, plots, statistics, tables
+from counterpoint.integrations.report import papers, plots, statistics, tables, words
 from counterpoint.integrations.report.statistics import compare
 from counterpoint.integrations.report.summary import digits
 from counterpoint.integrations.report.words import reading
@@ -258,6 +258,24 @@ def test_sentences_name_four_rows_at_most(tmp_path):
     (column,) = report.summarise(make(tmp_path, table), baseline=BASE).columns
     assert reading(column).count("(by ") == 4
     assert reading(column).endswith(" and 3 more.")
+
+
+def test_rows_with_few_seeds_are_not_told_apart_from_nothing(tmp_path):
+    """A row without a test cannot be said to be like the baseline; and a mean has other seeds than a difference."""
+    table = {
+        ("A", BASE): noisy(70, 5),
+        ("A", OTHER): noisy(76, 3),
+        ("B", BASE): noisy(70, 2),
+        ("B", OTHER): noisy(76, 2),
+    }
+    summary = report.summarise(make(tmp_path, table))
+    said = words.overview_reading(summary.columns)
+    assert "2 comparisons with a baseline in 2 columns, 1 different, 0 equivalent, 0 cannot tell, 1 with less" in said
+    later = {("C", BASE): noisy(70, 3), ("C", OTHER): noisy(76, 5)}
+    (column,) = report.summarise(make(tmp_path / "more", later)).columns
+    verdict = column.cells[OTHER].difference
+    shown = next(iter(tables.tables(report.Report([column], []), "{}"))).body
+    assert f"+{verdict.difference:.2f} [{verdict.low:+.2f}, {verdict.high:+.2f}], 3 seeds" in {*shown[-1], *shown[0]}
 
 
 def test_numbers_of_several_data_sets_are_in_the_overview(tmp_path):
@@ -622,9 +640,9 @@ def test_the_baseline_of_a_comparison_is_that_of_later_reports(tmp_path, capsys)
     ]
     write_notes(runs, [], {}, rows[1])
     shown = {}
-    for words in ([], ["--baseline", rows[2]]):
-        assert main(["report", str(tmp_path), "--format", "json", *words]) == 0
-        shown[len(words)] = json.loads(capsys.readouterr().out)["columns"][0]["baseline"]
+    for flags in ([], ["--baseline", rows[2]]):
+        assert main(["report", str(tmp_path), "--format", "json", *flags]) == 0
+        shown[len(flags)] = json.loads(capsys.readouterr().out)["columns"][0]["baseline"]
     assert shown == {0: rows[1], 2: rows[2]}
 
 
