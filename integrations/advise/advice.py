@@ -36,7 +36,8 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
     text = f"{hard['suspect']:.0%} of your hard negatives are about as similar to their anchor as its positive is"
     told = f"by their ids {hard['false']:.0%} are false" if "false" in hard else "--negative-ids tells which are false"
     text += f"; {told}."
-    found = _effects(cells(regime="mined negatives"), measured)
+    found = _effects(mined := cells(regime="mined negatives"), measured)
+    text += f" In the atlas they are {mined[0]['dose']} texts, and {mined[0]['level']:.0%} of them are false."
     yield text, found["helps"] + found["hurts"][:1]
 
 
@@ -96,7 +97,7 @@ def _duplicates(measured: dict[str, Any]) -> Said:
 def _unknown(measured: dict[str, Any]) -> Said:
     if "false_negatives" not in measured:
         text = "Cannot be known from embeddings alone: how many negatives are false. "
-        yield text + "Pass --ids: about 100 labels give the rate, of which a prior below is a guess.", []
+        yield text + "Pass --ids: about 100 labels give the rate; without it, a prior below is a guess.", []
     text = "Measured on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
     yield text + " Whether something helps, your own script tells: counterpoint race.", []

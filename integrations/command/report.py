@@ -67,7 +67,8 @@ def _of_runs(arguments: argparse.Namespace) -> Any:
 
     runs = store.find_runs(arguments.runs)
     several = [*read_notes(runs)]
-    baselines = {kept.get("baseline") for kept in several if len({run.arguments["dataset"] for run in runs}) == 1}
+    one_script = len({run.arguments["dataset"] for run in runs}) == 1
+    baselines = {kept["baseline"] for kept in several if kept.get("baseline") and one_script}
     baseline = arguments.baseline or (baselines.pop() if len(baselines) == 1 else None)
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
     summary = report.summarise(runs, baseline=baseline, **options)

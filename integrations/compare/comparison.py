@@ -49,7 +49,7 @@ from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
-UNTUNED = "no objective was tuned: each has the setting it was given; --tune N --tune-metric METRIC tunes all equally"
+UNTUNED = "compare tuned nothing: each row has the setting it was given; --tune N --tune-metric METRIC tunes all alike"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
 DROPOUT = "; with dropout or augmentation, equal samples do not embed equally: name them, duplicates=PATH"
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
@@ -176,7 +176,9 @@ class Comparison:
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
         own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *looks(done), *self.notes]
-        write_notes(done, own_notes, summary.remarks, known, settings.items.text if settings.items else "")
+        searched = known if settings.tune or settings.baseline else None  # else a race's counts, if there was one
+        own_items = settings.items.text if settings.items else ""
+        write_notes(self.command, done, own_notes, summary.remarks, searched, own_items)
         summary.notes[:0] = own_notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print_line(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")

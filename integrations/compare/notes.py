@@ -13,13 +13,18 @@ from .cells import DOMAIN
 
 
 def write_notes(
-    runs: Sequence[Run], notes: Sequence[str], remarks: Mapping[str, str], baseline: str | None, items: str = ""
+    command: str,
+    runs: Sequence[Run],
+    notes: Sequence[str],
+    remarks: Mapping[str, str],
+    baseline: str | None = None,
+    items: str = "",
 ) -> None:
     """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its baseline, for reports."""
     about, words = runs[0].arguments["dataset"], runs[0].arguments.get("script", ())[1:]
     kept = {"items": items, "baseline": baseline, "about": about, "runs": sorted(run.folder.name for run in runs)}
-    kept |= {"title": shlex.join([about, *words])}
-    name = f"{DOMAIN}/notes/{store.checksum(*kept['runs'])[:12]}.json"
+    kept |= {"command": command, "title": shlex.join([about, *words])}
+    name = f"{DOMAIN}/notes/{store.checksum(command, *kept['runs'])[:12]}.json"
     connect(runs[0].folder.store).write(name, json.dumps({**kept, "notes": notes, "remarks": remarks}).encode())
 
 
@@ -27,7 +32,10 @@ def read_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
     """Yield the notes of each comparison whose runs are all among these, but of none that went on with more."""
     names, found = {run.folder.name for run in runs}, [*_all_notes(runs)]
     found = [kept for kept in found if names.issuperset(kept["runs"])]
-    yield from (kept for kept in found if not any({*kept["runs"]} < {*other["runs"]} for other in found))
+    for kept in found:
+        more = ({*kept["runs"]} < {*other["runs"]} and kept.get("command") == other.get("command") for other in found)
+        if not any(more):
+            yield kept
 
 
 def _all_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:

@@ -133,8 +133,11 @@ class Race(Comparison):
         winner = rival if better else self.arms[0] if tuning and not tuning.different else tuned  # as it is
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
-        said += " Your loss's best temperature has no neighbor on one side; a larger --budget trains more." * tuned.edge
         own_whole = sum(arm.own for arm in whole)
+        arms = sum(arm.own for arm in self.arms) + 2 * len(self.families)
+        suffices = 2 * self.tune_seeds * (own_whole + 1) + math.ceil(arms / SHARE)
+        more = f"--budget {max(suffices, self.arguments.settings.budget + 1)} trains one more"
+        said += f" Your loss's best temperature has no neighbor on one side; {more}." * tuned.edge
         few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
         if all(arm.full <= arm.short for arm in whole):
@@ -145,12 +148,13 @@ class Race(Comparison):
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
             said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}): "
             said += "train longer, since the ranking there tells little."
-        alone = f"only one{' each' * (len(few) > 1)} was trained to the end; a larger --budget trains more"
+        alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {more}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
-        first = dict.fromkeys(at_temperature(arm.family, self.own) for arm in others)
-        unseen = [one for one in first if one and one not in [arm.text for arm in self.arms]]
-        if 0 < len(unseen) == len(first):
-            said += f" Tried at your loss's better temperatures, not at the script's own: {', '.join(unseen[:3])}."
+        first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
+        if first and not {None, *(arm.text for arm in self.arms)}.intersection(first.values()):
+            said += (
+                f" Beside your loss's best temperature, not the script's own, were tried: {', '.join([*first][:3])}."
+            )
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
@@ -161,7 +165,7 @@ class Race(Comparison):
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
         at_edge = [arm.text for arm in self.arms if arm.edge and (arm is tuned or not arm.own)]
         summary.remarks.update(dict.fromkeys(at_edge, "at the edge of the temperatures trained to the end"))
-        write_notes(even, dropped, summary.remarks, tuned.text)
+        write_notes(self.command, even, [f"race: {said}", *dropped], summary.remarks, tuned.text)
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]

@@ -438,9 +438,16 @@ def test_ones_own_loss_is_tuned_at_the_whole_length(tmp_path, capsys, best, budg
     assert [factor for factor, *_ in arms] == own
     reached = own[-2] if budget == 18 else own[-1]
     assert [(text, edge) for factor, text, edge in arms if factor == reached] == [(found["tuned"], budget == 9)]
-    assert ("has no neighbor on one side" in found["sentence"]) == (budget == 9)
+    more = re.search(r"has no neighbor on one side; --budget (\d+) trains one more", found["sentence"])
+    assert (more is not None) == (budget == 9)
     assert found["winner"] == found["tuned"]
     assert any(arm["family"] != "host" and not arm["dropped"] for arm in found["arms"])
+    if more is not None:
+        again = stand_in(tmp_path / "more", score, asked, most=24)
+        again.families, again.arguments.settings = raced.families, RaceSettings(budget=int(more[1]))
+        assert again.run() == 0
+        arms = json.loads(capsys.readouterr().out)["arms"]
+        assert sum(arm["family"] == "host" and not arm["dropped"] for arm in arms) == len(own) + 1
 
 
 def test_ones_own_loss_is_in_the_last_comparison_though_the_search_drops_it(tmp_path, capsys):
@@ -501,7 +508,8 @@ def test_the_sentence_says_if_one_treatment_alone_was_trained_to_the_end(tmp_pat
     raced.families, raced.arguments.settings = ["hcl:beta=1", "dcl:prior=0.1"], RaceSettings(budget=budget)
     assert raced.run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
-    assert f" Of {few} was trained to the end; a larger --budget trains more." in said if few else "only" not in said
+    assert bool(re.search(rf" Of {few} was trained to the end; --budget \d+ trains one more\.", said)) == bool(few)
+    assert few or "only" not in said
     assert (
         " Nothing was better at the end than at 1/4 of the length: " in said
     )  # the mean of two seeds is below the first
@@ -580,7 +588,7 @@ def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in (
         said := " ".join(capsys.readouterr().out.split())
     )
-    assert "not at the script's own: hcl:t=0.1." in said
+    assert "Beside your loss's best temperature, not the script's own, were tried: hcl:beta=1." in said
     (page,) = tmp_path.rglob("report.html")
     assert "at the edge of the temperatures trained to the end)" in page.read_text(encoding="utf-8")
 

@@ -30,9 +30,9 @@ SENTENCE = re.compile(
     rf"(; the best other, .+, is {INTERVAL} from it)?|"
     rf".+: {INTERVAL} over your loss( at t=[\d.]+)?); the search cost [\d.]+ times tuning the temperature alone"
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
-    r"( Your loss.s best temperature has no neighbor on one side; a larger --budget trains more\.)?"
+    r"( Your loss.s best temperature has no neighbor on one side; --budget \d+ trains one more\.)?"
     r"( Nothing was better at the end than at 1/4 of the length: is that the right length, or number\?)?"
-    r"( Of [a-z' ]+, only one( each)? was trained to the end; a larger --budget trains more\.)?"
+    r"( Of [a-z' ]+, only one( each)? was trained to the end; --budget \d+ trains one more\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
 

@@ -322,7 +322,7 @@ def test_what_goes_wrong_is_named_and_the_rest_goes_on(here):
     assert "hcl:t=0.1, seed 2: the loss was reached 4 times, with host 5 times; left out" in done.stderr
     assert re.search(r"^host .* 1\.0+ ± 1\.41\d* \(2\)", done.stdout, re.M)
     assert re.search(r"^hcl:t=0.1 .* 0\.0+ \(1\)", done.stdout, re.M)
-    assert "no objective was tuned" in done.stdout
+    assert "compare tuned nothing" in done.stdout
     (failed,) = [run for run in store.find_runs(here / "runs") if "seed 1" in run.title and run.name == "host"]
     assert "no data for seed 1" in (failed.path / "error.txt").read_text()
     # a number that was not read at first is read without another run, and one that was left is read again
@@ -347,7 +347,7 @@ def test_found_tuned_and_copied(here):
     done = compare(line, here)
     assert done.returncode == 0, done.stderr
     assert "which another tuning may not find: infonce:t=1" in done.stdout
-    assert "no objective was tuned" not in done.stdout
+    assert "compare tuned nothing" not in done.stdout
     assert "infonce:t=0.2" in done.stdout
     assert not (here / "results.json").exists()
     runs = store.find_runs(here / "runs")
