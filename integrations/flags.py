@@ -112,6 +112,7 @@ def finished(places: Iterable[str | Path], domain: str, where: Callable[[Run], o
     others = sorted({run.arguments["domain"] for run in found} - {domain})
     if not runs:
         of_others = f", only of {', '.join(others)}" if others else ""
+        of_others += f": models of your own script, for {domain}.evaluate" * (others == ["compare"])
         raise ValueError(f"no finished run of {domain} in {', '.join(map(str, places))}{of_others}")
     if others:
         print_line(f"left out: runs of {', '.join(others)}")

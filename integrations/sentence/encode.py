@@ -93,7 +93,7 @@ def load(
         raise ValueError(f"pooling: {name} is a SentenceTransformer with its own pooling; omit pooling.")
     if not own and pooling is None:
         if (folder := Path(name)).is_dir() and not (folder / "config.json").is_file():
-            ways = (f"{'*/' * depth}{file}.json" for depth in (1, 2, 3) for file in ("modules", "config"))
+            ways = (f"{'*/' * depth}{file}.json" for depth in range(1, 7) for file in ("modules", "config"))
             hint = next((f" Did you mean {file.parent}?" for way in ways for file in sorted(folder.glob(way))), "")
             raise ValueError(f"model: {name} contains neither modules.json nor config.json.{hint}")
         why = f"{name} is not a SentenceTransformer: a plain checkpoint does not define how tokens become one vector"

@@ -187,6 +187,10 @@ def test_a_damaged_model_is_said(bert, tmp_path):
         (tmp_path / "all" / inner).mkdir(parents=True)
         (tmp_path / "all" / inner / "config.json").touch()
     (tmp_path / "all" / "out" / "model" / "modules.json").touch()
+    saved = tmp_path / "runs" / "compare" / "train.py" / "host" / "seed0" / "out" / "model"  # as compare's runs have it
+    shutil.copytree(tmp_path / "all" / "out" / "model", saved)
+    with pytest.raises(ValueError, match=r"nor config.json\. Did you mean .*host/seed0/out/model\?$"):
+        encode.load(tmp_path / "runs")
     with pytest.raises(ValueError, match=r"nor config.json\. Did you mean .*all/out/model\?$"):
         encode.load(tmp_path / "all")
 
