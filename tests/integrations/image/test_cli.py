@@ -45,6 +45,9 @@ def test_train_then_evaluate(tmp_path, capsys):
     assert "left out: runs of graph" in said.err
     assert main(["eval", "image", str(tmp_path / "others")]) == 2
     assert "no finished run of image in" in capsys.readouterr().err
+    make(tmp_path / "scripts", {("train.py", "host"): {0: 1.0}}, "compare")
+    assert main(["eval", "image", str(tmp_path / "scripts")]) == 2
+    assert "only of compare: models of your own script, for image.evaluate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
