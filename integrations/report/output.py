@@ -64,7 +64,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
         tables=list(tables(report, "{} ★ best")),
         looks=plots.styles((row for column in columns for row in column.cells), checks),
         missing=missing,
-        legend=LEGEND.format("★") * bool(columns),
+        legend=LEGEND.format("★"),
         **_made_with(runs),
     )
 

@@ -119,6 +119,7 @@ def test_files_of_models(tmp_path, capsys, monkeypatch):
         text = (tmp_path / "r" / name).read_text(encoding="utf-8")
         assert "b minus a +0.1" in text
         assert "paired seeds" not in text  # of a table, of which there is none
+        assert "Made with" not in text
 
 
 @pytest.mark.parametrize(
