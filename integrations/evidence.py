@@ -15,7 +15,8 @@ class Cell(TypedDict):
 
     data: str
     regime: str
-    level: float  # of the fault
+    dose: str  # of the fault, in words
+    level: float  # and as a number
     row: str
     spec: str
     difference: float

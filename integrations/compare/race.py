@@ -134,10 +134,10 @@ class Race(Comparison):
         times = search / cost["temperature"] if sum(arm.own for arm in self.arms) > 1 else 0.0  # if it was not tuned
         said = sentence(rival.text, tuned.text, compared, label, times, better, lower)
         own_whole = sum(arm.own for arm in whole)
-        arms = sum(arm.own for arm in self.arms) + 2 * len(self.families)
-        suffices = 2 * self.tune_seeds * (own_whole + 1) + math.ceil(arms / SHARE)
-        more = f"--budget {max(suffices, self.arguments.settings.budget + 1)} trains one more"
-        said += f" Your loss's best temperature has no neighbor on one side; {more}." * tuned.edge
+        quarters = sum(arm.own for arm in self.arms) + 2 * len(self.families)
+        suffices = 2 * self.tune_seeds * (own_whole + 1) + math.ceil(quarters / SHARE)
+        enough = f"--budget {max(suffices, self.arguments.settings.budget + 1)} trains one more"
+        said += f" Your loss's best temperature has no neighbor on one side; {enough}." * tuned.edge
         few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
         if all(arm.full <= arm.short for arm in whole):
@@ -148,7 +148,7 @@ class Race(Comparison):
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
             said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}): "
             said += "train longer, since the ranking there tells little."
-        alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {more}"
+        alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
         if first and not {None, *(arm.text for arm in self.arms)}.intersection(first.values()):
