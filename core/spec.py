@@ -137,6 +137,8 @@ class _Parser:
 
     def values(self, end: str) -> list[Any]:
         found = self.separated(",", self.value)
+        if self.next == "=":
+            raise self.fail("unexpected '=': these numbers have no names, as in schedule(0.5,0.1,1000)")
         self.expect(end)
         return found
 

@@ -285,7 +285,7 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
         text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
     seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]
     text += "; seen instead:" * bool(seen)
-    for counts in seam.counts():
+    for counts in {str(each): each for each in seam.counts()}.values():  # several losses may leave out the same keys
         if counts["excluded"] >= 0:  # NaN where they were not counted
             text += "; for an anchor, its treatment left out {:.3g} keys on average".format(counts["excluded"])
         if not counts["excluded"] and re.search(r";\s*duplicates\s*(;|$)", seam.spec):

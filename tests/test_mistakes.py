@@ -178,6 +178,7 @@ GRAPHS = {  # trains with PyTorch Geometric, and writes objectives in specs
     "cp.objective('hcl(t=0.1)')": "parameters follow a colon",
     "cp.objective('hcl t=0.1')": "unexpected 't'",
     "cp.objective('infonce:denominator=negative')": "'negative'. Did you mean 'negatives'",
+    "cp.objective('infonce:t=schedule(1,0.1,steps=9)')": r"have no names, as in schedule\(0.5,0.1,1000\)",
     "cp.objective('arcl')": r"'arcl' wraps an objective: arcl\(infonce\)",
     "cp.objective('hcl:t=.1 + dp*0.1')": r"unexpected '\*'",
     "cp.objective('host; duplicate')": "unknown objective 'host'|unknown item 'duplicate'",

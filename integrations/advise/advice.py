@@ -37,7 +37,8 @@ def _hard_negatives(measured: dict[str, Any]) -> Said:
     told = f"by their ids {hard['false']:.0%} are false" if "false" in hard else "--negative-ids tells which are false"
     text += f"; {told}."
     found = _effects(mined := cells(regime="mined negatives"), measured)
-    text += f" In the atlas they are {mined[0]['dose']} texts, and {mined[0]['level']:.0%} of them are false."
+    dose = mined[0]["dose"].replace(" of ", " of the ")  # 4 of 10 nearest
+    text += f" In the atlas they are {dose} texts, and {mined[0]['level']:.0%} of them are false."
     yield text, found["helps"] + found["hurts"][:1]
 
 
@@ -113,13 +114,15 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     rules = [f"duplicates=sentence_features[{i}]['input_ids']" for rate, i in sorted(columns, reverse=True) if rate]
     rules = rules if text and not measured.get("flat") else ["duplicates"] * bool(rules)  # dropout changes embeddings
     found += [f"host; {rule}" for rule in rules]
-    images = measured.get("modality") == "images"  # on which neither these nor HCL gained
+    graphs = measured.get("modality") == "graphs"
+    alone = graphs or measured.get("modality") == "images"  # on which neither these nor HCL gained
     copies = "".join(f"{rule}; " for rule in rules[:1])  # which a margin alone would leave
-    found += [] if images else ["host; guide=guide; margin=-0.05", f"host; {copies}margin=-0.05"]
+    found += [] if alone else ["host; guide=guide; margin=-0.05", f"host; {copies}margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
     wrong = measured["wrong_positives"]
     drrl = (wrong["share"] >= SOME and wrong["low"] > 0) or any("DrRL gained" in x["text"] for x in advise(measured))
-    return [*found, *[f"hcl:beta=1,prior={prior:.1g}"] * (not images), *["drrl:m=0.8,weight=3"] * drrl]
+    found += [f"hcl:beta=1,prior={prior:.1g}"] * (not alone)
+    return [*found, *["drrl:m=0.4,weight=10" if graphs else "drrl:m=0.8,weight=3.333"] * (drrl or graphs)]
 
 
 def race_command(proposed: list[str]) -> str:

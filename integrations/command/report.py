@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +68,18 @@ def _of_runs(arguments: argparse.Namespace) -> Any:
 
     runs = store.find_runs(arguments.runs)
     several = [*read_notes(runs)]
-    one_script = len({run.arguments["dataset"] for run in runs}) == 1
-    baselines = {kept["baseline"] for kept in several if kept.get("baseline") and one_script}
-    baseline = arguments.baseline or (baselines.pop() if len(baselines) == 1 else None)
+    searched = {name: kept["baseline"] for kept in several if kept.get("baseline") for name in kept["runs"]}
     options = {"metrics": arguments.metric, "lower": arguments.lower, "margin": arguments.margin}
-    summary = report.summarise(runs, baseline=baseline, **options)
+    summary = report.summarise(runs, baseline=arguments.baseline, searched=searched, **options)
     alone = len({(column.dataset, column.setting) for column in summary.columns}) == 1  # else others share rows' names
     common = {*several[0]["notes"]}.intersection(*(kept["notes"] for kept in several)) if alone and several else set()
     for kept in several:
         about = kept.get("title", kept["about"]) + f", {len(kept['runs'])} runs" * (len(several) > 1)
         notes = [note if note in common else f"{about}: {note}" for note in kept["notes"]]
         summary.notes[:0] = [note for note in notes if note not in summary.notes]
-        summary.remarks.update(kept["remarks"] if alone else {})
+        for column, (row, text) in product(summary.columns, kept["remarks"].items()):
+            if row in column.cells and {run.folder.name for run in column.cells[row].runs}.issubset(kept["runs"]):
+                summary.remarks[column.title, row] = text
         if kept.get("items") and not arguments.items:
             try:
                 found = report.over_items(summary, items.parse(kept["items"]), arguments.margin, kept["about"])

@@ -115,6 +115,10 @@ class Comparison:
                 sharper = first_temperature(cp.treatment(spec, "infonce"), 1.0) != 1  # than InfoNCE: HCL
                 if sharper and (at := at_temperature(spec, self.own) or spec) not in self.specs:
                     self.notes.append(f"{quoted(spec)} has your loss's temperature; a better start is {quoted(at)}")
+        like_host = [s for s in self.specs if s != HOST and cp.treatment(s, self.own) == cp.treatment(HOST, self.own)]
+        if like_host and HOST in self.specs:
+            why = "they differ by rounding, which training magnifies, so read other differences of that size alike"
+            self.notes.append(f"{', '.join(map(quoted, like_host))} and {HOST} are one loss: {why}")
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]

@@ -16,7 +16,7 @@ def write_notes(
     command: str,
     runs: Sequence[Run],
     notes: Sequence[str],
-    remarks: Mapping[str, str],
+    remarks: Mapping[Any, str],
     baseline: str | None = None,
     items: str = "",
 ) -> None:

@@ -25,7 +25,7 @@ from ..store.files import atomic, finite
 from ..store.run import Run
 from . import plots
 from .summary import Column, Report, summarise
-from .tables import LEGEND, TITLE, latex, markdown, opening, plain, tables, terminal, together
+from .tables import TITLE, latex, legend, markdown, opening, plain, tables, terminal, together
 
 ENDINGS = {"markdown": "md", "json": "json", "html": "html", "latex": "tex"}
 WIDE = 3.6  # inches: the width of a phone
@@ -64,7 +64,7 @@ def html(report: Report, /, title: str = TITLE, intro: str = "") -> str:
         tables=list(tables(report, "{} ★ best")),
         looks=plots.styles((row for column in columns for row in column.cells), checks),
         missing=missing,
-        legend=LEGEND.format("★"),
+        legend=legend(report, "★"),
         **_made_with(runs),
     )
 

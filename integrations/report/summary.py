@@ -13,7 +13,7 @@ import re
 import shlex
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -139,7 +139,11 @@ class Report:
     notes: list[str]
     pooled: list[Pooled] = field(default_factory=list)
     items: list[Any] = field(default_factory=list)  # ItemReport
-    remarks: dict[str, str] = field(default_factory=dict)  # on rows
+    remarks: dict[str | tuple[str, str], str] = field(default_factory=dict)  # on rows, or of a column's title and row
+
+    def remark(self, column: Column, row: str) -> str | None:
+        """Return the remark on a row of a column."""
+        return self.remarks.get((column.title, row), self.remarks.get(row))
 
 
 def summarise(
@@ -149,6 +153,7 @@ def summarise(
     metrics: Sequence[str] = (),
     lower: bool = False,
     margin: float | None = None,
+    searched: Mapping[str, str] | None = None,
 ) -> Report:
     """Compute the statistics of finished runs.
 
@@ -159,7 +164,9 @@ def summarise(
             them in a comparison of scripts.
         lower: whether smaller numbers are better. Without it losses are not compared.
         margin: differences within it are of no interest, in the metric's unit; by default half a point of a hundred.
+        searched: baselines by the names of runs' folders, such as the script's own loss, tuned beside the other rows.
     """
+    searched = searched or {}
     done = sorted((run for run in runs if run.done and not run.tuning), key=lambda run: str(run.path))
     known_runs: dict[str, Run] = {}
     for run in done:
@@ -178,7 +185,7 @@ def summarise(
     if baseline is not None:
         baseline = _resolve_baseline(baseline, rows, done)
     columns: list[Column] = []
-    notes = list(_notes(runs, done, baseline))
+    notes = list(_notes(runs, [run for run in done if run.folder.name not in searched], done))
     datasets: dict[tuple[str, str], list[Run]] = defaultdict(list)
     for run in done:
         datasets[run.arguments["domain"], run.arguments["dataset"]].append(run)
@@ -187,12 +194,14 @@ def summarise(
         name = dataset_name({"dataset": dataset})
         name = name if short[domain, name] == 1 else dataset  # two folders of the same name
         for setting, members in _settings(found):
+            own = {searched[run.folder.name] for run in members if run.folder.name in searched}
+            against = baseline or (own.pop() if len(own) == 1 else None)
             stored = dict.fromkeys(key for run in members for key in run.record["result"])
             usual = [*stored] if domain == "compare" else [min(stored, key=lambda one: one == LOSS)]  # as typed there
             for metric in metrics or usual:
                 prefix = [name + setting] * (len(datasets) > 1 or len(metrics or usual) < 2 or bool(setting))
                 title = " ".join(prefix + [metric] * (len(metrics or usual) > 1))
-                columns += _columns(members, rows, (name, metric, setting, title), baseline, lower, margin)
+                columns += _columns(members, rows, (name, metric, setting, title), against, lower, margin)
                 if missing := [rows[run.path] for run in members if math.isnan((run.result or {}).get(metric, 0.0))]:
                     named = listed(f"{row} ({plural(count, 'run')})" for row, count in Counter(missing).items())
                     notes.append(f"{name}: no {metric} could be computed for {named}: left out of all means.")
@@ -364,12 +373,11 @@ def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, flo
     return majority, bool(tested) and not any(verdict.different and verdict.difference > 0 for verdict in tested)
 
 
-def _notes(runs: Sequence[Run], done: Sequence[Run], baseline: str | None) -> Iterator[str]:
+def _notes(runs: Sequence[Run], guessed: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
         yield f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}."
         data = {run.arguments["dataset"] for run in runs if run.tuning}
-        own = (run.arguments["dataset"] in data for run in done if run.arguments["objective"] == HOST)
-        if baseline in (None, HOST) and any(own):
+        if any(run.arguments["objective"] == HOST and run.arguments["dataset"] in data for run in guessed):
             yield f"{HOST} is your loss as it is, the other rows were chosen: --baseline names your tuned loss."
     if states := Counter(run.record["status"] for run in runs if not run.done and not run.tuning):
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

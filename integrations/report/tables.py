@@ -56,7 +56,7 @@ def tables(report: Report, best: str) -> Iterator[Table]:
             yield _overview(title, columns, [pooled for pooled in report.pooled if pooled.domain == title], best)
         for table in (_table(column, best) for column in columns):
             for row, line in zip(table.names, table.body, strict=True):
-                line[0] += f" ({report.remarks[row]})" if row in report.remarks else ""
+                line[0] += f" ({remark})" if table.column and (remark := report.remark(table.column, row)) else ""
             shown = [j for j in range(len(table.head)) if not j or any(line[j] for line in table.body)]  # not empty
             head, *body = ([line[j] for j in shown] for line in (table.head, *table.body))
             yield table._replace(head=head, body=body)
@@ -135,6 +135,11 @@ def together(report: Report) -> list[str]:
     return several + [sentence for one in report.items for sentence in one.sentences()]
 
 
+def legend(report: Report, mark: str) -> str:
+    """Return how the tables were computed; empty without a table, and where nothing is tested."""
+    return LEGEND.format(mark) if any(column.tested for column in report.columns) else ""
+
+
 def terminal(report: Report) -> str:
     """Return the report as plain text."""
     lines = [line for sentence in (*opening(report), *together(report)) for line in (*wrap(sentence, WIDTH), "")]
@@ -145,7 +150,7 @@ def terminal(report: Report) -> str:
         for block in _blocks(widths) if table.column is None else [range(len(widths))]:
             lines += ["  ".join(row[j].ljust(widths[j]) for j in block).rstrip() for row in rows]
         lines += ["", table.below, ""] if table.below else [""]
-    return "\n".join(map(visible, [*lines, *report.notes, *wrap(LEGEND.format("*") * bool(report.columns), WIDTH)]))
+    return "\n".join(map(visible, [*lines, *report.notes, *wrap(legend(report, "*"), WIDTH)]))
 
 
 def _blocks(widths: Sequence[int]) -> list[list[int]]:
@@ -165,9 +170,7 @@ def markdown(report: Report) -> str:
         rows = [map(in_markdown, table.head), ["---"] * len(table.head), *(map(in_markdown, row) for row in table.body)]
         lines += [f"### {in_markdown(table.title)}", "", *(f"| {' | '.join(row)} |" for row in rows)]
         lines += ["", in_markdown(table.below), ""] if table.below else [""]
-    return "\n".join(
-        [*lines, *(in_markdown(note) + "\n" for note in report.notes), LEGEND.format("Bold") * bool(report.columns)]
-    )
+    return "\n".join([*lines, *(in_markdown(note) + "\n" for note in report.notes), legend(report, "Bold")])
 
 
 def in_markdown(text: str) -> str:
@@ -189,7 +192,7 @@ def latex(report: Report) -> str:
         for row, cell in column.cells.items():
             verdict = cell.difference
             better = verdict is not None and verdict.different and (verdict.difference < 0) == column.lower
-            name = f"{row} ({report.remarks[row]})" if row in report.remarks else row
+            name = f"{row} ({remark})" if (remark := report.remark(column, row)) else row
             lines.append(_latex_row([name, _mean(column, cell, "{}"), _difference(column, cell)[0]], bold=better))
         lines += [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join(lines)
@@ -214,7 +217,7 @@ def plain(report: Report) -> dict[str, object]:
             if cell.check is not None:
                 numbers["trained_minus_this"] = {other: asdict(v) for other, v in cell.check.items()}
             paper = cell.paper and {**asdict(cell.paper), "value": cell.paper.value, "spread": cell.paper.spread}
-            rows.append({**numbers, "paper": paper, "remark": report.remarks.get(row)})
+            rows.append({**numbers, "paper": paper, "remark": report.remark(column, row)})
         head = {key: value for key, value in vars(column).items() if key != "cells"}
         columns.append({**head, "reading": reading(column), "rows": rows})
     pooled = [{**asdict(one), "reading": pooled_reading(one)} for one in report.pooled]

@@ -39,8 +39,8 @@ def test_sentences_and_json(arrays, capsys):
     assert advise(arrays, f"{line} --json") == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result["measured"]["hard_negatives"]) == {"count", "suspect", "false"}
-    said = next(one["text"] for one in result["advice"] if one["topic"] == "hard negatives")
-    assert said.endswith("In the atlas they are 4 of 10 nearest texts, and 66% of them are false.")
+    mined = next(one["text"] for one in result["advice"] if one["topic"] == "hard negatives")
+    assert mined.endswith("In the atlas they are 4 of the 10 nearest texts, and 66% of them are false.")
     assert result["command"] in said
     assert result["command"].startswith("counterpoint race auto --objective 'host; ")  # runs in any script
     named = ['host; ids=batch["id"]', "host; guide=guide; margin=-0.05"]

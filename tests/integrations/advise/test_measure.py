@@ -34,7 +34,10 @@ def test_an_interval_from_zero_on_is_no_advice():
     assert "Wrong positives: 3.4% (0.0% to 7.1%, sampling error only) by estimate, which may be none" in said
     assert not treatments(measured)
     wrong["low"] = 0.01
-    assert treatments(measured) == ["drrl:m=0.8,weight=3"]
+    assert treatments(measured) == ["drrl:m=0.8,weight=3.333"]
+    measured["modality"] = "graphs"  # on which it alone gained, at another setting
+    assert treatments(measured) == ["drrl:m=0.4,weight=10"]
+    measured["modality"] = "images"
     assert "wrong: so many look like random pairs" in " ".join(one["text"] for one in advise(measured))
 
 

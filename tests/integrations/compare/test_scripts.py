@@ -151,6 +151,13 @@ with (args.out / "items.jsonl").open("w") as file:
     assert "no verdicts over items: " in capsys.readouterr().out
 
 
+def test_a_row_that_is_the_scripts_own_loss_is_said(here, capsys):
+    line = f"auto --objective host infonce:t=0.02 hcl:t=0.02 --seeds 1 --seed-flag --seed {READ} --json"
+    assert main(["compare", *shlex.split(line), "--", "train.py", "--steps", "5"]) == 0
+    notes = json.loads(capsys.readouterr().out)["notes"]
+    assert sum(note.startswith("infonce:t=0.02 and host are one loss: they differ by rounding") for note in notes) == 1
+
+
 @pytest.mark.parametrize("host", [TOLD, pytest.param("auto", marks=pytest.mark.slow)])
 def test_secrets_of_the_scripts_arguments_are_passed_and_not_recorded(here, capfd, monkeypatch, host):
     script = here / "train.py"

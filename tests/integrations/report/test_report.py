@@ -14,6 +14,7 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+from documents import ROOT
 from matplotlib.text import Text
 from reports import BASE, OTHER, THIRD, make, noisy
 
@@ -68,7 +69,8 @@ def test_rows_are_said_to_be_chosen_where_they_were(tmp_path):
     for name, said in (("a.py", True), ("b.py", False)):
         notes = " ".join(report.summarise(untuned + tuning[name]).notes)
         assert ("host is your loss as it is, the other rows were chosen" in notes) is said
-        notes = " ".join(report.summarise(untuned + tuning[name], baseline=BASE).notes)
+        searched = {run.folder.name: BASE for run in untuned}
+        notes = " ".join(report.summarise(untuned + tuning[name], searched=searched).notes)
         assert "the other rows were chosen" not in notes  # but they are compared with one of these
 
 
@@ -617,7 +619,7 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "train.py: tuned by dev" in said
-    assert "at the edge" not in said  # which the rows of the other script are not
+    assert said.count("at the edge") == 1  # which the rows of the other script are not
     longer = {"script": ["train.py", "--data", "B C"]}
     rows = {("train.py", BASE): noisy(50, 4), ("train.py", OTHER): noisy(52, 4)}
     write_notes("compare", make(tmp_path, rows, domain="compare", **longer), ["of B"], {}, None)
@@ -644,6 +646,11 @@ def test_the_baseline_of_a_comparison_is_that_of_later_reports(tmp_path, capsys)
         assert main(["report", str(tmp_path), "--format", "json", *flags]) == 0
         shown[len(flags)] = json.loads(capsys.readouterr().out)["columns"][0]["baseline"]
     assert shown == {0: rows[1], 2: rows[2]}
+    for row in rows:  # of another script, of which nothing is kept
+        make(tmp_path, {("other.py", row): noisy(60, 4)}, "compare", objective=row, label=row)
+    assert main(["report", str(tmp_path), "--format", "json"]) == 0
+    columns = json.loads(capsys.readouterr().out)["columns"]
+    assert {column["dataset"]: column["baseline"] for column in columns} == {"other.py": "host", "train.py": rows[1]}
 
 
 def test_notes_say_of_which_comparison_they_are(tmp_path, capsys):
@@ -955,3 +962,18 @@ def test_a_race_and_a_comparison_of_its_runs_keep_the_notes_of_both(tmp_path, ca
     assert "race: nothing that was tried beats your loss" in notes
     assert notes.count("compare tuned nothing") == 1  # of the comparison that went on with one more row
     assert [row["remark"] for row in found["columns"][0]["rows"] if row["row"] == rows[1]] == ["at the edge"]
+
+
+def test_the_public_fields_of_files_are_there(tmp_path, capsys):
+    section = (ROOT / "docs" / "reports.md").read_text(encoding="utf-8").partition("## For programs")[2]
+    lines = [line for line in section.splitlines() if re.match(r"\| `\w+\.json`", line)]
+    of_run, of_report = ({*re.findall(r"`(\w+)`", line.split(" | ", 1)[1])} for line in lines)
+    (run, *_) = make(tmp_path, {("train.py", row): noisy(70, 3) for row in (BASE, OTHER)}, "compare")
+    record = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+    assert of_run <= {*record, *record["arguments"]}
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (column,) = found["columns"]
+    rows = {key for row in column["rows"] for key in (*row, *(row["difference"] or {}))}
+    assert of_report <= {*found, "items", *column, *rows}  # items are there if there are some
+    assert {"reading", "corrected"} < of_report
