@@ -84,7 +84,7 @@ def add_options(parser: argparse.ArgumentParser, host: Host | None = None) -> No
     add("--steps", type=int, metavar="N", help=only("steps", "auto only", "number of contrastive steps to watch (3)"))
     written = "write what was found to FILE, since the script prints to standard output (nowhere)"
     add("--json", type=Path, metavar="FILE", help=only("json", "auto only", written))
-    apply = only("apply", "auto only", "then run the command that was found, in one process, with --verify 3")
+    apply = only("apply", "auto only", "then run the command that was found, without a launcher, with --verify 3")
     add("--apply", action="store_true", default=None, help=apply)
     verify = "train N calls with the host's own loss first; whether ours equals it is checked always (%(default)s)"
     add("--verify", type=int, default=0, metavar="N", help=verify)

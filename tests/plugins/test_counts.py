@@ -51,6 +51,26 @@ def test_processes_that_the_script_spawns_are_counted(tmp_path):
     assert counts["step_seconds"] > 0
 
 
+TWO = """import torch
+from torch.nn.functional import cross_entropy, normalize
+layer, ids = torch.nn.Linear(4, 4), torch.arange(8) // 2
+for _ in range(3):
+    logits = 10 * normalize(layer(torch.randn(8, 4))) @ normalize(layer(torch.randn(8, 4))).T
+    loss = cross_entropy(logits, torch.arange(8))
+    loss = loss + cross_entropy(logits.T, torch.arange(8))
+    loss.backward()
+"""
+
+
+def test_two_directions_that_leave_out_as_many_keys_are_said_once(tmp_path):
+    (tmp_path / "train.py").write_text(TWO)
+    command = [sys.executable, "-m", "counterpoint.plugins.inject", "logits", "--scale", "10"]
+    command += ["--site", "train.py:6", "--site", "train.py:7", "--objective", "host; ids=ids", "--", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("its treatment left out 1 keys on average") == 1
+
+
 def test_what_cannot_be_written_is_refused(tmp_path, monkeypatch, capsys):
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)

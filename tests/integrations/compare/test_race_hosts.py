@@ -32,7 +32,9 @@ SENTENCE = re.compile(
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
     r"( Your loss.s best temperature has no neighbor on one side; --budget \d+ trains one more\.)?"
     r"( Nothing was better at the end than at 1/4 of the length: is that the right length, or number\?)?"
+    r"( At 1/4 your loss was no better than 0\*infonce, .+ tells little\.)?"
     r"( Of [a-z' ]+, only one( each)? was trained to the end; --budget \d+ trains one more\.)?"
+    r"( Beside your loss.s best temperature, not the script.s own, were tried: .+\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
 
