@@ -277,6 +277,7 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
         full = {str(loss_fn) for loss_fn in seam._objectives.values()}
         meant = f" ({full.pop()})" if len(full) == 1 and "t=" not in seam.spec else ""
         text += f"; {seam.spec!r}{meant} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
+        text += f", after {seam.verify} of its own loss" * bool(seam.verify)
         text += "; the loss that the script prints is still its own"
     if seam.proofs:
         n, some = seam.proofs, seam.proofs < seam.calls - failed

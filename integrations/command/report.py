@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +76,11 @@ def _of_runs(arguments: argparse.Namespace) -> Any:
         about = kept.get("title", kept["about"]) + f", {len(kept['runs'])} runs" * (len(several) > 1)
         notes = [note if note in common else f"{about}: {note}" for note in kept["notes"]]
         summary.notes[:0] = [note for note in notes if note not in summary.notes]
-        for column, (row, text) in product(summary.columns, kept["remarks"].items()):
-            if row in column.cells and {run.folder.name for run in column.cells[row].runs}.issubset(kept["runs"]):
-                summary.remarks[column.title, row] = text
+        for column in summary.columns:
+            own = [
+                row for row, cell in column.cells.items() if {run.folder.name for run in cell.runs} <= {*kept["runs"]}
+            ]
+            summary.remarks.update({(column.title, row): kept["remarks"][row] for row in own if row in kept["remarks"]})
         if kept.get("items") and not arguments.items:
             try:
                 found = report.over_items(summary, items.parse(kept["items"]), arguments.margin, kept["about"])

@@ -49,6 +49,7 @@ from .settings import HOST, Settings
 
 MOST = 3  # failed runs whose output is shown
 TOLERANCE = 1.2  # ratio of times up to which two rows take equally long
+FIXED = re.compile(rf"{HOST}\b|0\*[^+]+$")  # rows that are not tuned: the script's own loss, and a gradient of zero
 UNTUNED = "compare tuned nothing: each row has the setting it was given; --tune N --tune-metric METRIC tunes all alike"
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
 DROPOUT = "; with dropout or augmentation, equal samples do not embed equally: name them, duplicates=PATH"
@@ -106,7 +107,8 @@ class Comparison:
         settings, given, script = self.settings, self.arguments, self.arguments.script
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
-            self.left: float = (len(self.specs) + 1) * (settings.tune * settings.tune_seeds + given.seeds)
+            searches = 1 + sum(FIXED.match(spec) is None for spec in self.specs)  # the placebo's too
+            self.left: float = searches * settings.tune * settings.tune_seeds + (len(self.specs) + 1) * given.seeds
             print_line(f"up to {self.left} runs: first those that choose settings, then the placebo's and the rows'")
             self._tune()
         else:
@@ -210,8 +212,7 @@ class Comparison:
             f"verdicts are at these settings, which another tuning may not find: {chosen}"
         )
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
-            why = "the script's own loss stays as it is, others have no gradient, or no number to try (t=host is none)"
-            self.notes.append(f"not tuned: {', '.join(fixed)}; {why}")
+            self.notes.append(f"not tuned, as they have no number to try: {', '.join(fixed)}")
         self.notes += ["if the best value is at the edge of its grid, try more: --tune or --grid"] * bool(self.remarks)
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
@@ -270,6 +271,9 @@ def own_settings(runs: Iterable[Run]) -> Iterator[str]:
             shown.append(f"{quoted(name)} ({', '.join(differ)})")
     if shown:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
+    found = {word for run in runs for word in re.findall(r"denominator=\w+", str(run.details.get("own")))}
+    if found:
+        yield f"rows that name no denominator have the host's, {' or '.join(sorted(found))}: name it in a script"
 
 
 def placebo_notes(columns: Iterable[report.Column], twin: str) -> Iterator[str]:
@@ -398,8 +402,7 @@ def tuned(
     assert settings.tune_metric is not None
     name, sign = settings.tune_metric.name, -1 if settings.lower else 1
     typed = None if settings.grid is None else dict(settings.grid)
-    tunable = (spec for spec in specs if not re.match(rf"{HOST}\b|0\*[^+]+$", spec))  # these have a gradient of zero
-    starts = {spec: at_temperature(spec, own) or spec for spec in tunable}
+    starts = {spec: at_temperature(spec, own) or spec for spec in specs if FIXED.match(spec) is None}
     grids = {}
     for spec, start in starts.items():
         t = re.search(r"\bt=([\d.]+(?:e-?\d+)?)", start)

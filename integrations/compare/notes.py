@@ -13,12 +13,7 @@ from .cells import DOMAIN
 
 
 def write_notes(
-    command: str,
-    runs: Sequence[Run],
-    notes: Sequence[str],
-    remarks: Mapping[Any, str],
-    baseline: str | None = None,
-    items: str = "",
+    command: str, runs: list[Run], notes: Sequence[str], remarks: Mapping[Any, str], baseline: str | None, items: str
 ) -> None:
     """Keep a comparison's notes on its runs and rows, such as how they were tuned, and its baseline, for reports."""
     about, words = runs[0].arguments["dataset"], runs[0].arguments.get("script", ())[1:]

@@ -165,7 +165,7 @@ class Race(Comparison):
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
         at_edge = [arm.text for arm in self.arms if arm.edge and (arm is tuned or not arm.own)]
         summary.remarks.update(dict.fromkeys(at_edge, "at the edge of the temperatures trained to the end"))
-        write_notes(self.command, even, [f"race: {said}", *dropped], summary.remarks, tuned.text)
+        write_notes(self.command, even, [f"race: {said}", *dropped], summary.remarks, tuned.text, "")
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]

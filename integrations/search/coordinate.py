@@ -42,9 +42,10 @@ def at_temperature(spec: str, own: str, factor: float = 1) -> str | None:
 def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]], Mapping[str, float]]) -> Scores:
     """Measure specs along one parameter after the other, from the best so far; return the score of each.
 
-    Each parameter gets its share of the budget, for the values next to the best one. What is left goes into further
-    rounds, until a round changes nothing. ``grids`` are in the order of the search, ``budget`` is the largest number of
-    specs to measure, and ``measure`` returns their scores, NaN for those that failed.
+    Each parameter gets its share of the budget, for the values next to the best one; a temperature goes on while the
+    best is at an end. What is left goes into further rounds, until a round changes nothing. ``grids`` are in the order
+    of the search, ``budget`` is the largest number of specs to measure, and ``measure`` returns their scores, NaN for
+    those that failed.
     """
     scores, measured = dict(measure([start])), 0
     while measured < len(scores) < budget:  # a round without a new spec is the last
@@ -55,6 +56,15 @@ def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]],
             share = min(budget - len(scores), max(1, round((budget - len(scores)) * len(values) / left)))
             if new := list(dict.fromkeys(spec for spec in near if spec not in scores))[:share]:
                 scores |= measure(new)
+            spare = 2 * (len(grids) - 1) * (budget > 8)  # for the others
+            while name == "temperature" and len(scores) < budget - spare:
+                at, tried = value_of(best_of(scores), name), [value_of(spec, name) for spec in scores]
+                below = max((value for value in values if value < at == min(tried)), default=None)
+                if (
+                    beyond := below or min((value for value in values if value > at == max(tried)), default=None)
+                ) is None:
+                    break
+                scores |= measure([with_value(best_of(scores), name, beyond)])
             left -= len(values)
     return scores
 
@@ -71,9 +81,9 @@ def by_nearness(values: Sequence[float], at: float) -> list[float]:
 
 
 def at_edge(best: str, names: Iterable[str], tried: Iterable[str]) -> str:
-    """Return a remark on parameters of which nothing that was tried has a larger value than the best, or a smaller."""
+    """Return a remark on parameters of which none of three values or more is larger than the best one's, or smaller."""
     values = {name: [value_of(spec, name) for spec in (best, *tried)] for name in names}
-    ends = [name for name, (own, *every) in values.items() if own in (min(every), max(every)) and len({*every}) > 1]
+    ends = [name for name, (own, *every) in values.items() if own in (min(every), max(every)) and len({*every}) > 2]
     return f"at the edge of its grid: {', '.join(ends)}" if ends else ""
 
 

@@ -21,12 +21,9 @@ GRIDS: dict[str, tuple[float, ...]] = {  # the same in every domain
     "radius": (0.01, 0.03, 0.1, 0.3, 1.0),  # not from a paper
 }
 OF_ONE: dict[str, dict[str, tuple[float, ...]]] = {  # instead, of an objective: what its page says to tune first
-    "alphacl": {"power": (1.0, 2.0, 4.0)},
     "drrl": {"margin": (0.2, 0.4, 0.5, 0.8), WEIGHT: (1.0, 3.333, 10.0)},
     "isogclr": {"rho": (0.1, 0.3, 0.5), "beta": ()},
     "rince": {"q": (0.1, 0.3, 0.5), "lam": (0.001, 0.01, 0.1)},
-    "soft": {"tau": (0.02, 0.05, 0.1, 0.2)},
-    "sogclr": {"gamma": (0.2, 0.5, 0.9)},
 }
 
 

@@ -354,6 +354,8 @@ def test_a_row_says_in_what_it_differs_from_the_scripts_own_loss(done, own, said
     for run in runs:
         run.details["own"] = own
     expected = [f"settings of their own, where other rows have the host's: {said}"] if said else []
+    if own != "host":  # which also says what the specs of rows leave out
+        expected.append("rows that name no denominator have the host's, denominator=negatives: name it in a script")
     assert list(comparison.own_settings(runs)) == expected
 
 

@@ -14,7 +14,7 @@ def test_a_second_look_at_the_same_seeds_is_said(tmp_path):
 
     first = compared(BASE, OTHER, seeds=3)
     assert [*looks(first)] == []
-    write_notes("compare", first, [], {}, None)
+    write_notes("compare", first, [], {}, None, "")
     assert [*looks(first)] == []  # the same command again
     assert [*looks(compared(BASE, OTHER, "dcl:t=0.2", seeds=3))] == []  # a further row
     (said,) = looks(compared(BASE, OTHER, seeds=5))
@@ -25,6 +25,6 @@ def test_a_second_look_at_the_same_seeds_is_said(tmp_path):
 
 def test_fresh_seeds_are_a_first_look(tmp_path):
     rows = {("train.py", row): noisy(70, 3) for row in (BASE, OTHER)}
-    write_notes("compare", make(tmp_path, rows, domain="compare"), [], {}, None)
+    write_notes("compare", make(tmp_path, rows, domain="compare"), [], {}, None, "")
     fresh = {("train.py", row): noisy(70, 5, start=100) for row in (BASE, OTHER)}
     assert [*looks(make(tmp_path, fresh, domain="compare"))] == []

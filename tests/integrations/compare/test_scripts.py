@@ -376,7 +376,7 @@ def test_runs_are_counted_as_one_whole_and_rows_that_are_not_tuned_are_named(her
     assert done.returncode == 0, done.stderr
     assert "3 rows, 1 seed: 3 runs; what they print" in done.stderr
     assert re.findall(r"^\[(\d/\d)\]", done.stderr, re.M) == ["1/2", "2/2", "1/2", "2/2", "1/3", "2/3", "3/3"]
-    assert 'not tuned: host, "infonce:t=host; duplicates"; the script\'s own loss stays as it is' in done.stdout
+    assert 'not tuned, as they have no number to try: host, "infonce:t=host; duplicates"' in done.stdout
     assert "placebo: infonce tuned once more by other seeds: infonce:t=0.2, the same setting" in done.stdout
     assert "2 settings each with 1 seed;" in done.stdout
     again = compare(line, here)

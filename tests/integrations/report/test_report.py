@@ -602,8 +602,8 @@ def test_a_difference_is_never_printed_as_zero(tmp_path):
 def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     """They are kept beside the runs, since a table without them hides how its rows were tuned."""
     runs = make(tmp_path, {("train.py", BASE): noisy(70, 4), ("train.py", OTHER): noisy(72, 4)}, domain="compare")
-    write_notes("compare", runs[:4], ["3 seeds or fewer"], {}, None)  # which this comparison then went on with
-    write_notes("compare", runs, ["tuned by dev: 100 % of <rows>"], {OTHER: "at the edge"}, None)
+    write_notes("compare", runs[:4], ["3 seeds or fewer"], {}, None, "")  # which this comparison then went on with
+    write_notes("compare", runs, ["tuned by dev: 100 % of <rows>"], {OTHER: "at the edge"}, None, "")
     printed = {}
     for form in report.RENDER:
         assert main(["report", str(tmp_path), "--format", form]) == 0
@@ -622,7 +622,7 @@ def test_notes_of_a_comparison_are_in_every_format(tmp_path, capsys):
     assert said.count("at the edge") == 1  # which the rows of the other script are not
     longer = {"script": ["train.py", "--data", "B C"]}
     rows = {("train.py", BASE): noisy(50, 4), ("train.py", OTHER): noisy(52, 4)}
-    write_notes("compare", make(tmp_path, rows, domain="compare", **longer), ["of B"], {}, None)
+    write_notes("compare", make(tmp_path, rows, domain="compare", **longer), ["of B"], {}, None, "")
     assert main(["report", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "train.py --data 'B C', 8 runs: of B" in said
@@ -640,7 +640,7 @@ def test_the_baseline_of_a_comparison_is_that_of_later_reports(tmp_path, capsys)
         for row in rows
         for run in make(tmp_path, {("train.py", row): noisy(70, 4)}, "compare", objective=row, label=row)
     ]
-    write_notes("compare", runs, [], {}, rows[1])
+    write_notes("compare", runs, [], {}, rows[1], "")
     shown = {}
     for flags in ([], ["--baseline", rows[2]]):
         assert main(["report", str(tmp_path), "--format", "json", *flags]) == 0
@@ -655,9 +655,9 @@ def test_the_baseline_of_a_comparison_is_that_of_later_reports(tmp_path, capsys)
 
 def test_notes_say_of_which_comparison_they_are(tmp_path, capsys):
     first = make(tmp_path, {("train.py", row): noisy(70, 4) for row in (BASE, OTHER)}, domain="compare")
-    write_notes("compare", first, ["not tuned", "a step takes 1.0 s"], {}, None)
+    write_notes("compare", first, ["not tuned", "a step takes 1.0 s"], {}, None, "")
     later = make(tmp_path, {("train.py", row): noisy(70, 3) for row in (BASE, "dcl:t=0.2")}, domain="compare")
-    write_notes("compare", later, ["not tuned", "a step takes 1.2 s"], {}, None)
+    write_notes("compare", later, ["not tuned", "a step takes 1.2 s"], {}, None, "")
     assert main(["report", str(tmp_path), "--format", "json"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert notes.count("not tuned") == 1
@@ -952,9 +952,9 @@ def test_a_race_and_a_comparison_of_its_runs_keep_the_notes_of_both(tmp_path, ca
     rows = ("host", "infonce:t=0.1", "hcl:t=0.2")
     runs = {row: make(tmp_path, {("train.py", row): noisy(70, 4)}, "compare", objective=row, label=row) for row in rows}
     raced = [*runs["host"], *runs["infonce:t=0.1"]]
-    write_notes("race", raced, ["race: nothing that was tried beats your loss"], {rows[1]: "at the edge"}, rows[1])
+    write_notes("race", raced, ["race: nothing that was tried beats your loss"], {rows[1]: "at the edge"}, rows[1], "")
     for done in (raced, [run for some in runs.values() for run in some]):
-        write_notes("compare", done, ["compare tuned nothing"], {})
+        write_notes("compare", done, ["compare tuned nothing"], {}, None, "")
     assert main(["report", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["columns"][0]["baseline"] == rows[1]

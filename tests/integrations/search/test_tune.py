@@ -116,6 +116,28 @@ def test_the_values_next_to_the_best_are_tried_first():
     assert asked == ["infonce:t=0.1", "infonce:t=0.05", "infonce:t=0.2"]
 
 
+@pytest.mark.parametrize(
+    ("peak", "budget", "expected"),
+    [
+        (0.2, 4, [0.2, 0.1, 0.4, 0.2]),  # between others: the last one is of another prior
+        (0.8, 4, [0.2, 0.1, 0.4, 0.8]),
+        (0.1, 4, [0.2, 0.1, 0.4, 0.05]),
+        (3.2, 6, [0.2, 0.1, 0.4, 0.8, 1.6, 1.6]),  # the end of the grid
+    ],
+)
+def test_a_temperature_goes_on_before_others_are_tried(peak, budget, expected):
+    """Of few settings, those of the prior would tell less than the temperature beyond the best one."""
+    asked: list[str] = []
+
+    def look(specs):
+        asked.extend(specs)
+        return {spec: -abs(math.log(cp.objective(spec).temperature / peak)) for spec in specs}
+
+    grids = {"temperature": (0.05, 0.1, 0.2, 0.4, 0.8, 1.6), "prior": (0.01, 0.05, 0.1), "beta": (0.5, 1.0, 2.0)}
+    coordinate.search("hcl:t=0.2", grids, budget, look)
+    assert [cp.objective(spec).temperature for spec in asked] == expected
+
+
 def test_an_edge_is_where_nothing_was_tried_beyond():
     tried = ["hcl:t=0.1,beta=1", "hcl:t=0.2,beta=1", "hcl:t=0.4,beta=1"]
     end = "at the edge of its grid: temperature"
