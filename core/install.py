@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -16,7 +16,10 @@ def install(extra: str) -> str:
 
     An installer records where it took a package from in ``direct_url.json`` (PEP 610), unless that was an index.
     """
-    name = f"{DISTRIBUTION}[{extra}]"
+    name, pip = (
+        f"{DISTRIBUTION}[{extra}]",
+        "pip install" if util.find_spec("pip") else "uv pip install",
+    )  # uv's has none
     # in a clone, the folder of its last build is found too, which has no such file
     found = (package.read_text("direct_url.json") for package in metadata.distributions(name=DISTRIBUTION))
     origin = json.loads(next(filter(None, found), "{}"))
@@ -24,8 +27,8 @@ def install(extra: str) -> str:
     folder = Path(url2pathname(urlsplit(url).path))
     if vcs := origin.get("vcs_info"):
         place = f"{name} @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
-        return f"pip install {shlex.quote(place)}"
+        return f"{pip} {shlex.quote(place)}"
     if "dir_info" not in origin or not folder.is_dir():  # a wheel: pip finds the package that is already installed
-        return f"pip install {shlex.quote(name)}"
+        return f"{pip} {shlex.quote(name)}"
     editable = "-e " * bool(origin["dir_info"].get("editable"))
-    return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
+    return f"{pip} {editable}{shlex.quote(f'{folder}[{extra}]')}"

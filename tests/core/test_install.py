@@ -7,7 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import metadata
+from importlib import metadata, util
+from importlib.util import find_spec
 
 import pytest
 from documents import ROOT
@@ -28,7 +29,20 @@ class Installed:
 
 def hint(monkeypatch, origin):
     monkeypatch.setattr(metadata, "distributions", lambda name: [Installed(None), Installed(origin)])
-    return shlex.split(install("graph"))
+    return as_pip()
+
+
+def as_pip():
+    """The words of the hint, beginning with pip: an environment of uv has none, and another pip would be found."""
+    words = shlex.split(install("graph"))
+    assert (words[0] == "uv") == (find_spec("pip") is None)
+    return words[words[0] == "uv" :]
+
+
+@pytest.mark.parametrize("pip", [True, False])
+def test_an_environment_without_pip_is_told_of_uv(monkeypatch, pip):
+    monkeypatch.setattr(util, "find_spec", lambda name: pip or None)
+    assert install("graph").startswith("pip install " if pip else "uv pip install ")
 
 
 def test_a_clone_is_installed_from_its_folder(monkeypatch, tmp_path):
@@ -57,7 +71,7 @@ def test_a_repository_is_installed_at_the_same_commit(monkeypatch):
 
 def test_a_package_that_no_installer_knows(monkeypatch):
     monkeypatch.setattr(metadata, "distributions", lambda name: [])
-    assert shlex.split(install("graph")) == ["pip", "install", "counterpoint-losses[graph]"]
+    assert as_pip() == ["pip", "install", "counterpoint-losses[graph]"]
 
 
 def test_every_hint_comes_from_this_function():

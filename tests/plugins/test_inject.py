@@ -516,7 +516,7 @@ def test_a_missing_package(launch, third):
 
 def test_a_missing_package_with_an_extra(monkeypatch):
     monkeypatch.setattr(registry.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SeamError, match=r"the package lightly is not installed: pip install .*\[image\]"):
+    with pytest.raises(SeamError, match=r"the package lightly is not installed: (uv )?pip install .*\[image\]"):
         registry.find("lightly", Path())
 
 

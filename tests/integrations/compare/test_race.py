@@ -751,7 +751,7 @@ def test_a_missing_package_is_said_before_anything_is_trained(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "scipy", None)
     assert main(["race", "auto", *FLAGS, "--", "train.py", "--steps", "8"]) != 0
     said = capsys.readouterr().err
-    assert "needs scipy: pip install" in said
+    assert re.search("needs scipy: (uv )?pip install", said)
     assert not Path("runs").exists()
 
 

@@ -79,7 +79,7 @@ def test_wrong_urls():
 
 def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ImportError, match=r"gs://bucket/runs: pip install .*\[gcs\]"):
+    with pytest.raises(ImportError, match=r"gs://bucket/runs: (uv )?pip install .*\[gcs\]"):
         connect("gs://bucket/runs")
 
 

@@ -137,7 +137,7 @@ def test_a_run_begun_anew_is_another_run_of_the_tracker(place):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_package_is_named_with_what_installs_it(name, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=rf"--track {name}: {name} is not installed: pip install .*\[track\]"):
+    with pytest.raises(ImportError, match=rf"--track {name}: {name} is not installed: (uv )?pip install .*\[track\]"):
         trackers.check([name])
 
 
