@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -16,10 +16,9 @@ def install(extra: str) -> str:
 
     An installer records where it took a package from in ``direct_url.json`` (PEP 610), unless that was an index.
     """
-    name, pip = (
-        f"{DISTRIBUTION}[{extra}]",
-        "pip install" if util.find_spec("pip") else "uv pip install",
-    )  # uv's has none
+    name = f"{DISTRIBUTION}[{extra}]"
+    # uv's environments have none; find_spec would make setuptools, which patches it, fail when it is imported later
+    pip = "pip install" if any(metadata.distributions(name="pip")) else "uv pip install"
     # in a clone, the folder of its last build is found too, which has no such file
     found = (package.read_text("direct_url.json") for package in metadata.distributions(name=DISTRIBUTION))
     origin = json.loads(next(filter(None, found), "{}"))
