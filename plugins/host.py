@@ -98,16 +98,16 @@ class Seam:
     worst: float = 0.0  # its largest difference in these, relative
     proved_at: str = ""  # what the gradient was compared at, embeddings or logits
     first: float = 0.0  # the size of the first gradient, by which repetitions are told from seeds with equal results
-    # of the weight to what arrives at a returned loss, how long it has stayed, the calls, and the loss
+    # of a returned loss: its weight over the gradient that arrives, how long that has stayed, the calls, and the loss
     ratios: dict[object, tuple[float, int, int, float]] = field(default_factory=dict)
     if_wrong: str = (  # what to do about a difference
         "The script is not what this host knows, or another term of its loss reaches these tensors: `counterpoint "
         "inject auto` says what it computes. --allow-drift trains on regardless."
     )
-    # what looks like the host's loss, but was left alone: calls by place and by shape; and the calls that were replaced
+    # losses like the host's that were left alone: calls by place and by shape; and the calls that were replaced
     seen: dict[str, dict[str, int]] = field(default_factory=dict)
     replaced: dict[str, dict[str, int]] = field(default_factory=dict)
-    # by place, what has arrived at losses that were left alone; zero if their weight in the loss is
+    # by place, the gradient that has arrived at losses that were left alone; zero if their weight in the loss is
     weights: dict[str, float | Tensor] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)  # what else the user should know at the end, by place
     # functions or classes behind whose definitions the script's own code is changed; else behind the last
