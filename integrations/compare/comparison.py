@@ -117,10 +117,6 @@ class Comparison:
                 sharper = first_temperature(cp.treatment(spec, "infonce"), 1.0) != 1  # than InfoNCE: HCL
                 if sharper and (at := at_temperature(spec, self.own) or spec) not in self.specs:
                     self.notes.append(f"{quoted(spec)} has your loss's temperature; a better start is {quoted(at)}")
-        like_host = [s for s in self.specs if s != HOST and cp.treatment(s, self.own) == cp.treatment(HOST, self.own)]
-        if like_host and HOST in self.specs:
-            why = "they differ by rounding, which training magnifies, so read other differences of that size alike"
-            self.notes.append(f"{', '.join(map(quoted, like_host))} and {HOST} are one loss: {why}")
         rows = [*((spec, {}) for spec in self.specs), *self.placebo]
         rows.sort(key=lambda row: not cp.treatment(row[0], "infonce").paths)  # first those whose names may be wrong
         grid = [self.cell(spec, seed, **more) for seed, (spec, more) in product(seeds, rows)]
@@ -258,12 +254,14 @@ def _tell_secrets(script: Sequence[str], place: str) -> None:
 
 def own_settings(runs: Iterable[Run]) -> Iterator[str]:
     """Yield the differences of rows to the script's own loss, as their runs saw it, beside their objective."""
-    shown = []
+    shown, same = [], []
     for name, run in {run.name: run for run in runs}.items():
-        known = run.details.get("own", HOST)
+        known, spec = run.details.get("own", HOST), run.arguments["objective"]
+        if HOST not in (name, known) and cp.treatment(spec, known) == cp.treatment(HOST, known):
+            same.append(quoted(name))
         differ = dict[str, None]()
         for own in map(cp.objective, ("infonce:t=host" if known == HOST else known).split(" + ")):
-            row = cp.objective(run.arguments["objective"], like=str(own))
+            row = cp.objective(spec, like=str(own))
             every = [part.to_dict() for part in row.modules() if isinstance(part, cp.Objective)]
             values = {key: {str(part.get(key, HOST)) for part in every if "temperature" in part} for key in SHARED}
             differ |= {key: None for key, some in values.items() if some - {HOST, str(own.to_dict().get(key))}}
@@ -271,6 +269,9 @@ def own_settings(runs: Iterable[Run]) -> Iterator[str]:
             shown.append(f"{quoted(name)} ({', '.join(differ)})")
     if shown:
         yield f"settings of their own, where other rows have the host's: {'; '.join(shown)}"
+    if same and any(run.name == HOST for run in runs):
+        why = "they differ by rounding, which training magnifies, so read other differences of that size alike"
+        yield f"{', '.join(same)} and {HOST} are one loss: {why}"
     found = {word for run in runs for word in re.findall(r"denominator=\w+", str(run.details.get("own")))}
     if found:
         yield f"rows that name no denominator have the host's, {' or '.join(sorted(found))}: name it in a script"

@@ -152,7 +152,7 @@ with (args.out / "items.jsonl").open("w") as file:
 
 
 def test_a_row_that_is_the_scripts_own_loss_is_said(here, capsys):
-    line = f"auto --objective host infonce:t=0.02 hcl:t=0.02 --seeds 1 --seed-flag --seed {READ} --json"
+    line = f"auto --objective host infonce:t=0.02 infonce:t=0.05 hcl:t=0.02 --seeds 1 --seed-flag --seed {READ} --json"
     assert main(["compare", *shlex.split(line), "--", "train.py", "--steps", "5"]) == 0
     notes = json.loads(capsys.readouterr().out)["notes"]
     assert sum(note.startswith("infonce:t=0.02 and host are one loss: they differ by rounding") for note in notes) == 1
