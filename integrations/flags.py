@@ -308,8 +308,7 @@ def folder(text: str) -> Path:
     while not there.exists():
         there = there.parent
     if not there.is_dir() or not os.access(there, os.W_OK):
-        what = "cannot be written to" if there.is_dir() else "is not a folder"
-        raise argparse.ArgumentTypeError(f"{there} {what}")
+        raise argparse.ArgumentTypeError(f"{there} {'cannot be written to' if there.is_dir() else 'is not a folder'}")
     return Path(text)
 
 

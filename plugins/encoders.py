@@ -66,11 +66,7 @@ class OwnGuide:
 
     @torch.no_grad()
     def __call__(self, arguments: Sequence[Any]) -> list[Any]:
-        """Return the arguments of a loss with the guide's embeddings in the place of embeddings.
-
-        Raises:
-            ValueError: an embedding is not what modules have returned for data.
-        """
+        """Return the arguments of a loss with the guide's embeddings in the place of those that modules returned."""
         for copy, encoder in self._copies.values() if self._moves else ():
             follow(copy, encoder)
         self._embeds = True

@@ -173,7 +173,7 @@ def command(args: argparse.Namespace) -> int:
             about = {"host": host.name, "objective": seam.spec, "own": own, "calls": seam.calls, "error": failure}
             excluded = [each["excluded"] for each in seam.counts()]
             about["excluded"] = max(excluded) if excluded and all(x >= 0 for x in excluded) else None  # NaN: unknown
-            about |= {"first_gradient": seam.first}
+            about |= {"first_gradient": seam.first, "notes": seam.notes}
             about |= {"step_seconds": seam.step_seconds, "training_seconds": sum(seam.gaps)}
             counts.write_text(json.dumps(about))
         if not seam.quiet and (seam.calls > 1 or seam.seen or not failed):  # else the error says all
@@ -280,9 +280,8 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
         text += f", after {seam.verify} of its own loss" * bool(seam.verify)
         text += "; the loss that the script prints is still its own"
     if seam.proofs:
-        n, some = seam.proofs, seam.proofs < seam.calls - failed
-        where = f"the gradient at the {seam.proved_at} was that of the host's own loss in "
-        where += f"all {n} that were compared{', the first 20 and then some' * (n >= 20)}" if some else f"{n} of them"
+        some = "all {} calls that were compared" if seam.proofs < seam.calls - failed else "{} of them"
+        where = f"the gradient at the {seam.proved_at} was that of the host's own loss in {some.format(seam.proofs)}"
         text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
     seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]
     text += "; seen instead:" * bool(seen)

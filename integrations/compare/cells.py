@@ -29,9 +29,7 @@ def cell(
         host, seam: the host of ``counterpoint inject``, and its further flags.
         script: the script and its arguments, with ``{seed}`` and ``{out}`` where they stand; secrets are not stored.
         code: checksum of the script, since an edited script is another one; what it imports is not watched.
-        settings: those of the comparison.
         objective: a treatment as it was typed; what it does not name is the host's.
-        seed: of the run.
         more: ``purpose`` of a run that chooses settings, ``label`` of a row, ``length`` and ``steps_flag`` of a run of
             another length, ``lines`` of one that is stopped when it has printed so many numbers ``of`` a metric.
     """

@@ -43,7 +43,7 @@ from ..store.run import TUNING, Run
 from ..store.transport import connect
 from . import cells
 from .metrics import Metric
-from .notes import looks, write_notes
+from .notes import from_seam, looks, write_notes
 from .running import LOG, NO_SEED, UNREACHED, check_metrics, last_lines, read_again, train
 from .settings import HOST, Settings
 
@@ -177,11 +177,10 @@ class Comparison:
         idle = {run.name: did_nothing(run.name, run.details) for run in done if run.name not in moved}
         summary.remarks.update(dict.fromkeys(idle, "left out no key"))
         idle_notes = [f"{quoted(row)}: {why}" for row, why in idle.items()]
-        own_notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *looks(done), *self.notes]
+        notes = [*placebo_notes(summary.columns, self.twin), *idle_notes, *from_seam(done), *looks(done), *self.notes]
         searched = known if settings.tune or settings.baseline else None  # else a race's counts, if there was one
-        own_items = settings.items.text if settings.items else ""
-        write_notes(self.command, done, own_notes, summary.remarks, searched, own_items)
-        summary.notes[:0] = own_notes
+        write_notes(self.command, done, notes, summary.remarks, searched, getattr(settings.items, "text", ""))
+        summary.notes[:0] = notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
         print_line(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
         return 1 if failed or errors or not summary.columns else 0

@@ -84,9 +84,8 @@ def told_apart(first: Metric, other: Metric) -> list[Metric]:
     """Return two metrics under different names, the whole key of JSON such as ``test.accuracy``, or with the place."""
     if first.name != other.name or first.text == other.text:
         return [first, other]
-    return [
-        one._replace(name=f"{one.place}:{one.what}" if first.what == other.what else one.what) for one in (first, other)
-    ]
+    name = "{0.place}:{0.what}" if first.what == other.what else "{0.what}"
+    return [one._replace(name=name.format(one)) for one in (first, other)]
 
 
 NUMBER = r"([-+.\de]+)"

@@ -2,14 +2,22 @@
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from .. import store
+from ..report.words import quoted
 from ..store.run import Run
 from ..store.transport import connect
 from .cells import DOMAIN
+
+ALIKE = 1e-3  # relative difference of first gradients, of one loss, that rounding may explain
+UNSEEDED = (
+    "rows of one seed do not begin alike: the first gradients of your loss differ by {:.2g} of their size. Does the "
+    "script draw more than its seed sets? Pairing by seeds then removes little noise, and tests find less"
+)
 
 
 def write_notes(
@@ -38,6 +46,20 @@ def _all_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         for name in (files := connect(place)).list(f"{DOMAIN}/notes"):
             with suppress(ValueError):  # if a process died when it wrote them, which the same command does again
                 yield json.loads(files.read(name))
+
+
+def from_seam(runs: Iterable[Run]) -> Iterator[str]:
+    """Yield faults of objectives, and whether rows with one seed begin apart, by their script's own first gradient."""
+    first, faults = defaultdict[int, list[float]](list), dict[str, str]()
+    for run in runs:
+        first[run.arguments["seed"]] += [x for x in [run.details.get("first_gradient")] if x]
+        for place, note in run.details.get("notes", {}).items():
+            if ", prior=" in place:
+                faults[f"{quoted(run.name)}: {place.partition(', ')[2]}"] = note
+    apart = max((max(some) / min(some) - 1 for some in first.values() if some), default=0.0)
+    if apart > ALIKE:
+        yield UNSEEDED.format(apart)
+    yield from map(": ".join, faults.items())
 
 
 def looks(runs: Sequence[Run]) -> Iterator[str]:

@@ -34,7 +34,7 @@ from . import race_page
 from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .metrics import Metric
-from .notes import write_notes
+from .notes import from_seam, write_notes
 from .race_page import Arm, Points
 from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES
@@ -160,7 +160,7 @@ class Race(Comparison):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
             others_too = f" and {len(names) - 3} more" * (len(names) > 3)
             said += f" Not tried{where}, {small}: {', '.join(names[:3])}{others_too}." * bool(names)
-        summary.notes[:0] = dropped = [*self._dropped()]
+        summary.notes[:0] = dropped = [*from_seam(even), *self._dropped()]
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
         at_edge = [arm.text for arm in self.arms if arm.edge and (arm is tuned or not arm.own)]
@@ -170,8 +170,7 @@ class Race(Comparison):
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *script]
-        shown = [f"to train with {winner.text}: {shlex.join(train)}"] * (winner.text != HOST)
-        print_line(f"page: {page}", *shown)
+        print_line(f"page: {page}", *[f"to train with {winner.text}: {shlex.join(train)}"] * (winner.text != HOST))
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
             found: dict[str, Any] = {"sentence": said, "winner": winner.text, "other": rival.text, "tuned": tuned.text}

@@ -29,7 +29,7 @@ NO_SEED = (
 LOG, ENDED, OUT, WORK, SEAM, REPORT = "log.txt", "ended.json", "out", "work", "seam.json", "report.jsonl"
 # in a run's details, and what stands there if the seam has written nothing
 SEAM_SAYS: dict[str, object] = {"calls": 0, "first_gradient": 0.0, "step_seconds": None, "training_seconds": None}
-SEAM_SAYS |= {"own": HOST, "excluded": None}
+SEAM_SAYS |= {"own": HOST, "excluded": None, "notes": {}}
 UNREACHED = "at its first step: "  # so with every seed
 SKIPPED = (".git", "__pycache__")
 

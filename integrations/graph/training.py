@@ -43,10 +43,8 @@ def pretrain(
     """Train with Adam, as GraphCL does. Batches are drawn anew in each epoch; GraphCL's stay the same.
 
     Args:
-        data: the graphs; their classes are not used.
-        epochs: passes over the data, at least 0.
-        batch: graphs per step, at least 2.
-        seed: of the order of the graphs.
+        data, seed: the graphs, whose classes are not used, and the seed of their order.
+        epochs, batch: passes over the data, and graphs per step, at least 2.
         run: logs losses, stores checkpoints, and continues from the last one after an interruption.
         after: called with the number of epochs after each of them; the numbers it returns are logged with the loss.
     """

@@ -73,9 +73,7 @@ class Recipe:
     def __call__(self, images: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw views ``(B, 3, *sides)`` in ``[0, 1]`` of ``uint8`` images ``(B, 3, height, width)``, on their device.
 
-        Args:
-            images: of any height and width; crops of images smaller than ``size`` are enlarged.
-            generator: on the CPU, so that views do not depend on the device.
+        Small images are enlarged. The generator is on the CPU, so that views do not depend on the device.
         """
         if images.dtype != torch.uint8 or images.dim() != 4 or images.shape[1] != 3:
             raise ValueError(f"Recipe: expected uint8 (B, 3, H, W), got {images.dtype} {tuple(images.shape)}.")

@@ -8,13 +8,13 @@ from functools import partial
 from .statistics import FEWEST, MANY, Verdict
 from .summary import LOSS, Column, Pooled, listed, plural
 
+SHOWN = 3  # rows whose intervals are in a sentence
 UNTRAINED = re.compile("untrained|before training|no pre-train|random encoder", re.IGNORECASE)
 
 
 def reading(column: Column) -> str:
     """Return the statistics of a column in words: the worth of training, then the verdicts on objectives."""
-    parts = [*_checks(column), *_objectives(column), *_paper_differences(column)]
-    return f"{column.title}: {'; '.join(parts)}."
+    return f"{column.title}: {'; '.join([*_checks(column), *_objectives(column), *_paper_differences(column)])}."
 
 
 def _objectives(column: Column) -> Iterator[str]:
@@ -92,10 +92,14 @@ def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -
     sizes = sorted(v.detectable for v in unclear.values() if v.tested)
     if not sizes:
         return ""
-    missing = sorted(v.missing for v in unclear.values() if v.tested)
-    more = _range(f"about {count}" if count < MANY else f"over {MANY}" for count in missing)
+    fresh = pair == "seed"  # so that no test is repeated with more of them
+    missing = sorted((v.missing + v.pairs * fresh, row) for row, v in unclear.items() if v.tested)
+    named = " ({})" * (missing[0][0] < missing[-1][0])
+    about = ((f"about {n}" if n < MANY else f"over {MANY}") + named.format(quoted(row)) for n, row in missing)
+    count = _range(about if named else [next(about)])
     found = f"differences of {_range(f'{x:.{places}f}' for x in sizes)} or more would be found"
-    return f" ({found}; {more} more {pair}{'s' * (more != 'about 1')} would tell whether different or equivalent)"
+    pairs = f"{'fresh' if fresh else 'more'} {pair}{'s' * (count != 'about 1')}"
+    return f" ({found}; {count} {pairs} would tell whether different or equivalent)"
 
 
 def _checks(column: Column) -> Iterator[str]:
@@ -128,9 +132,11 @@ def check_reading(check: str, compared: Mapping[str, Verdict], column: Column) -
     if worse:
         yield f"{'training made it worse' if untrained else f'worse than {check}'}: {_with_sizes(worse, places)}"
     if unclear:
-        every = len(unclear) == len(compared) > 1
+        every = len(unclear) == len(compared) > SHOWN
         question = "training helps" if untrained else f"{'any row' if every else 'it'} is better than {check}"
-        rows = "" if every and not untrained else f", for {'any row' if every else _rows(unclear)}"
+        by = {row: f" by {with_interval(v.difference, v.low, v.high, places)}" for row, v in unclear.items()}
+        named = listed(f"{quoted(row)}{by[row] * (len(by) <= SHOWN)}" for row in by)
+        rows = "" if every and not untrained else f", for {'any row' if every else named}"
         yield f"cannot tell whether {question}{rows}{_findable(unclear, places)}"
 
 

@@ -17,8 +17,7 @@ FACTORS = [2.0**power for power in range(-4, 5)]  # of the temperature that is t
 
 def with_value(spec: str, name: str, value: float) -> str:
     """Return a treatment's text with another value of a parameter; it names no other that it did not name before."""
-    data = cp.objective(spec, f"infonce:t={UNTYPED}").to_dict()
-    text = str(cp.from_dict(changed(data, name, value)))
+    text = str(cp.from_dict(changed(cp.objective(spec, f"infonce:t={UNTYPED}").to_dict(), name, value)))
     for untyped in (f"t={UNTYPED}", *[r"denominator=\w+"] * ("denominator" not in spec)):
         text = re.sub(rf"([:,]){untyped}(,?)", lambda found: found[1] * bool(found[2]), text)
     return text

@@ -92,11 +92,8 @@ def _add_model(parser: argparse.ArgumentParser, root: str = "", items: str = "")
     """
     add = parser.add_argument
     model = "a SentenceTransformer, a checkpoint of transformers, or the folder of a run"
-    add(
-        "model",
-        nargs="+" if items else 1,
-        help=model + "; several are compared with the first, item by item" * bool(items),
-    )
+    model += "; several are compared with the first, item by item" * bool(items)
+    add("model", nargs="+" if items else 1, help=model)
     parser.set_defaults(measure=items)
     if items:
         add("--items", type=flags.folder, metavar="FOLDER", help=f"write what {items} is computed of, per item (none)")
@@ -128,10 +125,7 @@ def _check_eval(arguments: argparse.Namespace) -> None:
 def _evaluate(
     arguments: argparse.Namespace, module: str, text: Callable[[Any], str], names: Sequence[str], **options: Any
 ) -> int:
-    """Evaluate the models on the named sets or tasks by ``evaluate`` of a module, and print the reports.
-
-    Several models are compared with the first, item by item.
-    """
+    """Evaluate the models on the named sets or tasks by ``evaluate`` of a module, and print the reports."""
     from ..store.files import finite
     from ..store.progress import print_line
     from . import encode

@@ -45,7 +45,6 @@ def evaluate(
     """Score a model on tasks of mteb.
 
     Args:
-        model: a SentenceTransformer.
         names: mteb's names of tasks (``Banking77Classification``) or benchmarks (``MTEB(eng, v2)``).
         out: a folder for mteb's results: what it holds of these weights is not computed again.
         batch_size, progress: see :func:`counterpoint.integrations.sentence.encode.embed`.

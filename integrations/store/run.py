@@ -348,8 +348,7 @@ def _folder_at(place: str | Path) -> RunFolder:
 def _fetch(reference: str) -> Path:
     """Return the folder of a run that ``counterpoint push`` wrote to the hub: ``hf://owner/name``, or ``...@revision``.
 
-    Only the files that are needed to read it are fetched, so that nothing is unpickled. Raises ``ValueError`` if there
-    is none of that name, or no answer.
+    Only the files that are needed to read it are fetched, so that nothing is unpickled. Without one: ``ValueError``.
     """
     require(f"{reference} needs", "hub", "huggingface_hub")
     from huggingface_hub import snapshot_download

@@ -147,10 +147,9 @@ def _added(x: Tensor, similarities: Mapping[tuple[int, int], float], tolerance: 
 def _factor_of(x: Tensor, product: Product, parts: dict[tuple[int, int], float]) -> tuple[float | None, bool]:
     """The factor of similarities in logits, and whether a logit of each row is taken from the others.
 
-    Adds what the product has in some logits to ``parts``, by rows and columns. The factor is None if they do
-    not depend on the similarities, zero if it is not one number. All logits together tell whether it is the same
-    everywhere, and some logits by themselves what it is: a product may be taken twice, and subtracting one logit of a
-    row from the others changes no softmax.
+    Adds what the product has in some logits to ``parts``, by rows and columns. The factor is None if they do not depend
+    on the similarities, zero if it is not one number. All logits together tell whether it is the same everywhere, some
+    by themselves what it is: a product may be taken twice, and a logit subtracted from its row changes no softmax.
     """
     (g,) = torch.autograd.grad(x.sum(), product.edge, retain_graph=True, allow_unused=True)
     if g is None:

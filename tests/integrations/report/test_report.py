@@ -311,14 +311,22 @@ NEARLY = {seed: x + 0.1 * (-1) ** seed for seed, x in noisy(70, 10).items()}
             "training made it worse: ",
         ),
         ({BASE: noisy(20, 5), "bag of nodes": noisy(15, 5)}, "over bag of nodes, +"),
-        ({BASE: noisy(20, 5), f"0*{BASE}": noisy(20.1, 5)}, f"whether it is better than 0*{BASE}, for {BASE} (diff"),
         (
-            {BASE: noisy(20, 5), OTHER: noisy(19.8, 5), f"0*{BASE}": noisy(20.1, 5)},
+            {BASE: noisy(20, 5), f"0*{BASE}": noisy(20.1, 5)},
+            f"whether it is better than 0*{BASE}, for {BASE} by +0.17 [-1.95, +2.29] (differences of 2.87 or more "
+            "would be found; about 214 fresh seeds would tell whether different or equivalent).",
+        ),
+        (
+            {BASE: noisy(20, 5), OTHER: noisy(19.8, 5), THIRD: noisy(20, 4), f"0*{BASE}": noisy(20.1, 5)},
+            f"cannot tell whether it is better than 0*{BASE}, for {BASE} by +0.17 [",
+        ),
+        (
+            {row: noisy(20, 5) for row in (BASE, OTHER, THIRD, "dcl:t=0.2")} | {f"0*{BASE}": noisy(20.1, 5)},
             f"cannot tell whether any row is better than 0*{BASE} (differences of ",
         ),
         (
             {BASE: noisy(20, 5), "untrained": noisy(20.1, 5)},
-            f"cannot tell whether training helps, for {BASE} (differences",
+            f"cannot tell whether training helps, for {BASE} by +0.17 [",
         ),
         ({BASE: {0: 1.0}, OTHER: {0: 2.0}}, "1 paired seed, no verdict: 3 seeds are the fewest that allow a test"),
         ({BASE: noisy(70, 2), OTHER: noisy(90, 2)}, "2 paired seeds, no verdict"),

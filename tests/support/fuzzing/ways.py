@@ -25,6 +25,7 @@ from .joint import JOINT, RULES, rules_of
 WAYS = ["matrix", "tiles", "tiles of all", "chunks", "chunks of all", "streamed"]
 TOWERS = {"": slice(0), "left": slice(1), "right": slice(1, None), "both": slice(None)}
 SOLVED = '"dro"'  # whose inner problem takes a compiler half a minute
+POLES = re.compile('"(chi2|gamma)"')  # ADNCE's weights that may be infinite at a cosine of -1, so that rounding decides
 
 RULED = st.builds(
     lambda case, rules: {**case, **rules},
@@ -220,6 +221,8 @@ def check_compiled(case: dict[str, Any]) -> None:
 
 def check_frozen(case: dict[str, Any]) -> None:
     """Each engine has the values and gradients of a matrix; trained numbers have the same with a frozen tower."""
+    if case["width"] == 1 and POLES.search(json.dumps(case["objective"])):
+        return
     expected = outcome(case, "matrix")
     found = outcome(case, case["way"], frozen=case["frozen"], read=case["read"])
     if expected is None or found is None or (isinstance(expected, str) and not case["read"]):
