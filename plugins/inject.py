@@ -280,7 +280,8 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
         text += f", after {seam.verify} of its own loss" * bool(seam.verify)
         text += "; the loss that the script prints is still its own"
     if seam.proofs:
-        some = "all {} calls that were compared" if seam.proofs < seam.calls - failed else "{} of them"
+        some = "all {} calls that were checked" if seam.proofs < seam.calls - failed else "{} of them"
+        some += ", those of --verify among these" * bool(replaced and seam.verify)
         where = f"the gradient at the {seam.proved_at} was that of the host's own loss in {some.format(seam.proofs)}"
         text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
     seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]

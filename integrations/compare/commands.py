@@ -40,9 +40,9 @@ metrics    json:FILE:KEY          results.json:test.accuracy; of JSON lines the 
 --items    npy:FILE or jsonl:FILE:ID:SCORE: verdicts over the items of the test set, even with one seed
 launchers  -- torchrun --nproc-per-node 2 train.py, accelerate launch or deepspeed; with --jobs, torchrun --standalone
 --jobs 2   needs {out}, or --copy, where numbers are read from files: no run may read those of another
---tune 6   tries 6 settings of each objective, by a validation metric and with two seeds of its own; the script's own
-           loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce tuned once
-           more by other seeds: where the two differ, so do other rows by the luck of tuning
+--tune 6   tries 6 settings of each objective, by a validation metric and with two seeds of its own: 12 runs each. The
+           script's own loss stays as it is, and infonce, which is tuned, stands beside it. The row placebo is infonce
+           tuned once more by other seeds: where the two differ, so do other rows by the luck of tuning
 --fresh    The same command continues after Ctrl-C or a kill: finished runs are kept, and others begin anew. An edited
            script is another one; after changes to what it imports, begin with --fresh.
 """

@@ -208,7 +208,7 @@ class Comparison:
         )
         if fixed := [quoted(spec) for spec in self.specs if spec not in best]:
             self.notes.append(f"not tuned, as they have no number to try: {', '.join(fixed)}")
-        self.notes += ["if the best value is at the edge of its grid, try more: --tune or --grid"] * bool(self.remarks)
+        self.notes += ["at an edge, or where few values were tried, try more: --tune or --grid"] * bool(self.remarks)
         self.specs = list(dict.fromkeys(best.get(spec, spec) for spec in self.specs))
         self.baseline = best.get(self.baseline, self.baseline)
         self.remarks |= {row: "tuned" for row in best.values() if row not in self.remarks}

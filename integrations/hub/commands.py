@@ -36,8 +36,7 @@ def push_command(arguments: argparse.Namespace) -> int:
     from .folder import write
 
     place = arguments.run
-    is_run = isinstance(place, Path) and (place / "run.json").is_file()
-    runs = [Run.read(place)] if is_run else find_runs(place)
+    runs = [Run.read(place)] if isinstance(place, Path) and (place / "run.json").is_file() else find_runs(place)
     if len(runs) != 1:
         such = f"; such as {runs[0].address}" if runs else ""
         raise ValueError(f"{place}: expected the folder of one run, got {len(runs)}{such}")

@@ -35,8 +35,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
 
 def _add_evaluation(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    probes = f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})"
-    add("--probe", nargs="+", type=_probes, metavar="PROBE", help=probes)
+    add("--probe", nargs="+", type=_probes, metavar="PROBE", help=f"{', '.join(PROBES)} ({' '.join(DEFAULT_PROBES)})")
     add("--epsilons", nargs="+", type=float, metavar="E", help="sizes of attacks (0.002 0.008 0.032)")
     flags.add_settings(parser, EvaluationSettings)
 

@@ -80,10 +80,12 @@ def by_nearness(values: Sequence[float], at: float) -> list[float]:
 
 
 def at_edge(best: str, names: Iterable[str], tried: Iterable[str]) -> str:
-    """Return a remark on parameters of which none of three values or more is larger than the best one's, or smaller."""
+    """Return a remark on parameters whose best value is the largest or the smallest tried, or one of two or fewer."""
     values = {name: [value_of(spec, name) for spec in (best, *tried)] for name in names}
-    ends = [name for name, (own, *every) in values.items() if own in (min(every), max(every)) and len({*every}) > 2]
-    return f"at the edge of its grid: {', '.join(ends)}" if ends else ""
+    few = [name for name, (_, *every) in values.items() if len({*every}) < 3]
+    ends = [name for name, (own, *every) in values.items() if name not in few and own in (min(every), max(every))]
+    remarks = {"at the edge of its grid": ends, "two values or fewer tried": few}
+    return "; ".join(f"{remark}: {', '.join(some)}" for remark, some in remarks.items() if some)
 
 
 def best_of(scores: Mapping[str, float]) -> str:

@@ -93,8 +93,7 @@ def run_grid(
                 time.sleep(POLL)
             pending, resume = busy, True
     except KeyboardInterrupt:
-        message = f"stopped; {count} of {total} runs have ended; the same command resumes"
-        raise KeyboardInterrupt(message) from None
+        raise KeyboardInterrupt(f"stopped; {count} of {total} runs have ended; the same command resumes") from None
     for run in requested:
         run.record = runs[run.path].record
     if failures:

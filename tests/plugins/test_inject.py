@@ -594,7 +594,7 @@ def test_spawned_processes_are_patched_and_counted(launch):
     assert found.code == 0
     assert found.err.count("replacing the gradient") == 1  # not by every process
     assert "reached 4 times" in found.err
-    assert "was that of the host's own loss in all 2 that were compared" in found.err
+    assert "was that of the host's own loss in all 2 calls that were checked" in found.err
 
 
 @pytest.mark.slow

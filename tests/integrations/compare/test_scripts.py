@@ -151,17 +151,17 @@ with (args.out / "items.jsonl").open("w") as file:
     assert "no verdicts over items: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("prior", "seeded"), [(0.9, False), (0.001, True)])
+@pytest.mark.parametrize(("prior", "seeded"), [(0.9, True), (0.001, False)])
 def test_rows_that_begin_apart_and_priors_that_are_too_large_are_said(here, capsys, prior, seeded):
     if not seeded:
         script = (here / "train.py").read_text()
         (here / "train.py").write_text(script.replace("\ncentres = ", "\ntorch.seed(); centres = "))
-    line = f"{TOLD} --objective host hcl:prior={prior} --seeds 1 --seed-flag --seed {READ} -- train.py --steps 10"
+    line = f"{TOLD} --objective host dcl:t=1,prior={prior} --seeds 1 --seed-flag --seed {READ} -- train.py --steps 10"
     for words in ["compare", *shlex.split(line)], ["report", "runs"]:
         assert main(words) == 0
         said = capsys.readouterr().out
         assert ("rows of one seed do not begin alike: the first gradients of your loss differ by " in said) != seeded
-        assert (f"hcl:prior={prior}: prior= took out more than there was: at " in said) != seeded
+        assert (f'"dcl:t=1,prior={prior}": prior= took out more than there was: at ' in said) == seeded
 
 
 def test_a_row_that_is_the_scripts_own_loss_is_said(here, capsys):

@@ -140,8 +140,9 @@ def test_a_temperature_goes_on_before_others_are_tried(peak, budget, expected):
 
 def test_an_edge_is_where_nothing_was_tried_beyond():
     tried = ["hcl:t=0.1,beta=1", "hcl:t=0.2,beta=1", "hcl:t=0.4,beta=1"]
-    end = "at the edge of its grid: temperature"
-    assert [at_edge(spec, ["temperature", "beta"], tried) for spec in tried] == [end, "", end]  # one beta was tried
+    end, few = "at the edge of its grid: temperature", "two values or fewer tried: beta"
+    assert [at_edge(spec, ["temperature"], tried) for spec in tried] == [end, "", end]
+    assert [at_edge(spec, ["temperature", "beta"], tried) for spec in tried] == [f"{end}; {few}", few, f"{end}; {few}"]
 
 
 @pytest.mark.parametrize(
