@@ -177,13 +177,13 @@ def in_words(data: Findings) -> list[str]:
     if any(f"--objective hcl:t={2 / one['scale']:.6g}" in "\n".join(lines) for one in known if one.get("scale")):
         lines.append("  Its t is twice yours, since HCL sharpens: it begins at (1 + beta) times the temperature.")
     if data["open"] and not data["commands"] and any(loss["command"] for loss in losses):
-        more = f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
-        where = ", ".join(data["open"][:3]) + more
+        where = ", ".join(data["open"][:3]) + f" and {len(data['open']) - 3} more" * (len(data["open"]) > 3)
         lines += ["", f"  No command: it would leave the loss of the same step at {where} as it is; --only prints it."]
     if len(data["commands"]) > 1:
         lines.append(f"  Each replaces {'a loss, or it is another road' if known[1:] else 'the loss: take the first'}.")
     if script := " -- ".join(map(shlex.join, data["commands"][:1])).partition(" -- ")[2]:
-        lines.append(f"  Does it help? counterpoint race auto --metric METRIC -- {script} (counterpoint race --help)")
+        race = f"counterpoint race auto --metric METRIC --seed-flag FLAG -- {script}"
+        lines.append(f"  Does it help? {race} (METRIC, FLAG: counterpoint race --help)")
     return lines
 
 
