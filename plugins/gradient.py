@@ -41,7 +41,7 @@ LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.b
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
 LOOKS, RARE = (10, 100, 1000), 0.05  # calls, share of anchors
 FLOORED = "prior= took out more than there was"
-OFTEN = "at {:.0%} of the anchors (call {}), whose negatives had no gradient. A smaller one?"
+OFTEN = "at {:.0%} of the anchors (call {}), whose negatives had no gradient; compare a smaller one"
 CROSS_ENTROPY = "infonce:t=host"  # of scaled logits, whose gradient is softmax minus one-hot whatever the scale is
 
 

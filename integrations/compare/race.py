@@ -90,7 +90,7 @@ class Race(Comparison):
         others, beside = [arm for arm in ranking if not arm.own], HOST
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
         self.left = (1 + bool(others) + (1 if tuned.text != HOST else LONGER * bool(self.flag))) * len(seeds)
-        print_line(f"on {len(seeds)} fresh seeds: {' and '.join(dict.fromkeys((tuned.text, HOST)))}")
+        print_line(f"on {len(seeds)} seeds that chose nothing: {' and '.join(dict.fromkeys((tuned.text, HOST)))}")
         runs = self._confirm([tuned.text], seeds)
         if tuned.text != HOST and not self._lost(runs) and not self._lost(own := self._confirm([HOST], seeds)):
             by = partial(self._value, by=self.confirmed_by)
@@ -99,7 +99,7 @@ class Race(Comparison):
             runs += own
         rival = tuned
         for arm in others if not self._lost(runs) else ():
-            print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} fresh seeds")
+            print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} seeds that chose nothing")
             more = self._confirm([arm.text], seeds)
             if not self._lost(more):
                 rival, runs = arm, [*runs, *more]
@@ -153,7 +153,7 @@ class Race(Comparison):
         first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
         if first and not {None, *(arm.text for arm in self.arms)}.intersection(first.values()):
             said += (
-                f" Beside your loss's best temperature, not the script's own, were tried: {', '.join([*first][:3])}."
+                f" Tried from your loss's best temperature on, not from the script's own: {', '.join([*first][:3])}."
             )
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
@@ -307,7 +307,8 @@ class Race(Comparison):
             start = max(0.0, seconds - ((runs[0].details if runs[0].done else {}).get("training_seconds") or seconds))
             whole = start + SHARE * (seconds - start)
             self.fixed = start / max(whole, 1e-9)
-            all_of_it = (self.left + 1 / SHARE) * whole / flags.concurrent(self.arguments)
+            starts = self.most * self.fixed * (1 - 1 / SHARE)  # of short trainings, which take no share of the time
+            all_of_it = (self.left + 1 / SHARE + starts) * whole / flags.concurrent(self.arguments)
             print_line(f"all of it takes about {duration(all_of_it)} if each step is as fast as in this one")
         runs += self._train(texts[len(runs) :], short, before=len(runs), **part)
         for arm, run in zip(new, runs, strict=True):

@@ -588,7 +588,7 @@ def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in (
         said := " ".join(capsys.readouterr().out.split())
     )
-    assert "Beside your loss's best temperature, not the script's own, were tried: hcl:beta=1." in said
+    assert "Tried from your loss's best temperature on, not from the script's own: hcl:beta=1." in said
     (page,) = tmp_path.rglob("report.html")
     assert "at the edge of the temperatures trained to the end)" in page.read_text(encoding="utf-8")
 

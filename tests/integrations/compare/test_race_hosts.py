@@ -34,7 +34,7 @@ SENTENCE = re.compile(
     r"( Nothing was better at the end than at 1/4 of the length: is that the right length, or number\?)?"
     r"( At 1/4 your loss was no better than 0\*infonce, .+ tells little\.)?"
     r"( Of [a-z' ]+, only one( each)? was trained to the end; --budget \d+ trains one more\.)?"
-    r"( Beside your loss.s best temperature, not the script.s own, were tried: .+\.)?"
+    r"( Tried from your loss.s best temperature on, not from the script.s own: .+\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
 
