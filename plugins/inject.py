@@ -279,11 +279,12 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
         text += f"; {seam.spec!r}{meant} trained in {max(seam.calls - seam.verify - failed, 0)} of them"
         text += f", after {seam.verify} of its own loss" * bool(seam.verify)
         text += "; the loss that the script prints is still its own"
+    checked = []
     if seam.proofs:
         some = "all {} calls that were checked" if seam.proofs < seam.calls - failed else "{} of them"
         some += ", those of --verify among these" * bool(replaced and seam.verify)
-        where = f"the gradient at the {seam.proved_at} was that of the host's own loss in {some.format(seam.proofs)}"
-        text += f"; {'before it was replaced, ' * replaced}{where}, within {seam.worst:.2g}, relative"
+        where = f"  checked: as it arrived, the gradient at the {seam.proved_at} was that of the host's own loss in "
+        checked = [f"{where}{some.format(seam.proofs)}, within {seam.worst:.2g}, relative"]
     seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]
     text += "; seen instead:" * bool(seen)
     for counts in {str(each): each for each in seam.counts()}.values():  # several losses may leave out the same keys
@@ -297,7 +298,7 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
         if empty := counts["without_negatives"]:
             text += f"; {empty:.2%} of the anchors had no negatives left but the least similar one"
     places = ["  {} with {}, {} times".format(*each) for each in seen]
-    return [text, *places, *(f"  {place}: {note}" for place, note in seam.notes.items())]
+    return [text, *checked, *places, *(f"  {place}: {note}" for place, note in seam.notes.items())]
 
 
 def explain(host: Host) -> str:

@@ -10,6 +10,7 @@ from ..evidence import ORACLE, Cell, by_effect, cells, cite, knows, nearest
 
 OFF = "7 points"  # on data with known shares, tests/integrations/advise/test_known_faults.py
 SMALL = 0.001  # rate of false negatives from which on ids are worth a run
+MANY = 100  # features
 SOME = 0.03  # share of wrong positives or duplicates from which on there is something to do
 
 Said = Iterator[tuple[str, list[Cell]]]
@@ -83,16 +84,13 @@ def _wrong_positives(measured: dict[str, Any]) -> Said:
 
 
 def _duplicates(measured: dict[str, Any]) -> Said:
-    text = (
-        "{share:.1%} of the samples have a near-duplicate: another sample's anchor with a cosine of {cosine:g} or more"
-    )
-    text += ", and {equal:.1%} share an anchor ({anchors:.1%}) or positive ({positives:.1%}) exactly" * (
-        measured["duplicates"]["equal"] > 0
-    )
+    text = "{equal:.1%} of the samples share an anchor ({anchors:.1%}) or positive ({positives:.1%}) with another one; "
+    text += "{share:.1%} are near one that shares neither" + ", nor the id" * ("false_negatives" in measured)
+    text += ": their anchors have a cosine of {cosine:g} or more."
     if measured["duplicates"]["share"] >= SOME:
-        text += ". Look at some before you give both the same ids=: features of few dimensions make different samples "
-        text += "that similar, too (--near sets the cosine, of centred features). The atlas has no cell for duplicates"
-    yield text.format(**measured["duplicates"]) + ".", []
+        few = ": so few features make different samples that similar, too" * (measured.get("width", 0) < MANY)
+        text += f" Look at some before you give both the same ids={few} (--near sets the cosine, of centred features)."
+    yield text.format(**measured["duplicates"]), []
 
 
 def _unknown(measured: dict[str, Any]) -> Said:

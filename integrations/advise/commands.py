@@ -91,7 +91,7 @@ def command(arguments: argparse.Namespace) -> int:
     named += "encoder's embeddings of the batch). "
     if measured.get("modality") == "text":
         named += "These are sentence-transformers' names; its guide is ContrastiveLoss(guide=). "
-    named += "Class labels as ids supervise training:"
+    named += "Ids that are class labels supervise training:"
     doubt = "  (not found to gain on such data)" * any("known ids were not" in one["text"] for one in advice)
     if with_names := [x for x in proposed if x not in race]:
         print_lines("", *wrap(named, WIDTH), "", *(f"    {one}{doubt * ('; ids=' in one)}" for one in with_names))

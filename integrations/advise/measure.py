@@ -40,21 +40,23 @@ def measure(data: Pairs, settings: Settings) -> tuple[Result, list[Result]]:
 
 
 def duplicates(data: Pairs, near: float, numbers: Tensor) -> tuple[Result, list[Result]]:
-    """Compute the share of samples with another one whose anchor has a cosine of at least ``near``, and list them.
+    """Compute the share of samples with one of their first two views in common, which ``duplicates`` leaves out.
 
-    Features are centred, as those of a network share a direction, by which all their cosines are near 1. Also count
-    samples that share one of the first two views, which the treatment ``duplicates`` leaves out.
+    Of others, which do not share a known id either, count those whose anchors have a cosine of at least ``near``.
+    Features are centred, as those of a network share a direction, by which all their cosines are near 1. List both.
     """
     columns = [numbered(data.x[rows], False) for rows in data.views.T[:2]]
     repeats = [float((column.unique(return_counts=True)[1][column] > 1).float().mean()) for column in columns]
-    same = merged_of_all(columns, False).tolist()
-    first = {sample: i for i, sample in reversed([*enumerate(same)])}
-    equal = [(first[sample], i) for i, sample in enumerate(same) if first[sample] != i]
+    same = merged_of_all(columns, False)
+    first = {sample: i for i, sample in reversed([*enumerate(same.tolist())])}
+    equal = [(first[sample], i) for i, sample in enumerate(same.tolist()) if first[sample] != i]
+    ids = torch.arange(UNKNOWN - len(same), UNKNOWN) if data.ids is None else data.ids
     x = data.x[data.views[:, 0]]
     x = normalize(x - x.mean(0), dim=1)
-    top = [(part @ x.T).topk(2) for part in x.split(1000)]
-    closest, other = torch.cat([t.values[:, 1] for t in top]), torch.cat([t.indices for t in top])
-    other = torch.where(other[:, 0] == torch.arange(len(x)), other[:, 1], other[:, 0])  # of equal rows either is first
+    parts = zip(x.split(1000), same.split(1000), ids.split(1000), strict=True)
+    known = (((s[:, None] == same) | ((i[:, None] == ids) & (ids != UNKNOWN)), part) for part, s, i in parts)
+    top = [(part @ x.T).masked_fill(alike, -torch.inf).max(1) for alike, part in known]
+    closest, other = (torch.cat(each) for each in zip(*top, strict=True))
     found = [(i, int(other[i]), closest[i].item()) for i in range(len(x)) if closest[i] >= near]
     found += [(i, j, 1.0) for i, j in equal]
     listed = {tuple(sorted(numbers[[i, j]].tolist())): round(score, 4) for i, j, score in found}

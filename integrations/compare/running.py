@@ -97,8 +97,7 @@ def _execute(run: Run, script: Sequence[str], metrics: Sequence[Metric], jobs: i
     (path / OUT).mkdir()
     folder = here
     if arguments["copy"]:
-        folder = path / WORK
-        copy_folder(here, folder, arguments["link"], without=root)
+        copy_folder(here, folder := path / WORK, arguments["link"], without=root)
     request = {
         "parent": os.getpid(),
         "seed": arguments["seed"] if arguments["set_seed"] else None,

@@ -53,8 +53,7 @@ def _check_train(arguments: argparse.Namespace) -> None:
 
 def settings(arguments: argparse.Namespace, dataset: str) -> dict[str, object]:
     """Return the settings that the preset and the flags give to a cell."""
-    recipe = preset(arguments.preset).settings if arguments.preset else {}
-    changes = {**recipe, **flags.chosen(arguments, Settings)}
+    changes = {**(preset(arguments.preset).settings if arguments.preset else {}), **flags.chosen(arguments, Settings)}
     if changes.get("test") == []:
         changes["test"] = list(SEVEN)
     if changes.get("dev") == "none":

@@ -65,10 +65,29 @@ def test_without_ids_it_says_what_cannot_be_known():
 
 def test_duplicates():
     a, b, _ = clusters(300)
-    a[:60] = a[60:120]
+    a[:60] = a[60:120] + 1e-2 * np.random.default_rng(0).normal(size=(60, 16))
     measured, _ = measure(from_arrays(a, b), Settings(near=0.999))
     assert measured["duplicates"]["share"] == pytest.approx(120 / 300)
-    assert any("give both the same ids=" in one["text"] for one in advise(measured))
+    assert any("same ids=: so few features make different" in one["text"] for one in advise(measured))
+    wide = [one["text"] for one in advise({**measured, "width": 384})]
+    assert any("same ids= (--near sets the cosine" in text for text in wide)
+
+
+@pytest.mark.parametrize(("unknown", "share"), [(0, 0.0), (20, 40 / 300)])
+def test_near_samples_that_are_known_to_belong_together_are_not_told_of(unknown, share):
+    a, b, _ = clusters(300)
+    a[:60] = a[60:120] + 1e-2 * np.random.default_rng(0).normal(size=(60, 16))
+    ids = np.arange(300)
+    ids[:60] = ids[60:120]
+    ids[:unknown] = -1
+    measured, _ = measure(from_arrays(a, b, ids), Settings(near=0.999))
+    assert measured["duplicates"]["share"] == pytest.approx(share)
+    assert any("; 0.0% are near one that shares neither, nor the id" in x["text"] for x in advise(measured)) == (
+        not share
+    )
+    a[:60] = a[60:120]  # nor are equal ones
+    measured, _ = measure(from_arrays(a, b), Settings(near=0.999))
+    assert measured["duplicates"] | {"share": 0.0, "equal": pytest.approx(0.4)} == measured["duplicates"]
 
 
 def test_equal_texts_are_counted_in_either_column():
@@ -76,9 +95,8 @@ def test_equal_texts_are_counted_in_either_column():
     a[:6], b[6:8] = a[6:12], b[7:9]  # 0 to 11 in pairs, of which 6, 7 and 8 share the other text
     measured, suspects = measure(from_arrays(a, b), Settings(near=0.999))
     assert measured["duplicates"]["equal"] == pytest.approx(12 / 300)
-    assert any(
-        ", and 4.0% share an anchor (4.0%) or positive (0.7%) exactly" in one["text"] for one in advise(measured)
-    )
+    said = "4.0% of the samples share an anchor (4.0%) or positive (0.7%) with another one; 0.0% are near one that "
+    assert any(one["text"].startswith(said) for one in advise(measured))
     pairs = {(one["row"], one["other"]): one["score"] for one in suspects if one["kind"] == "duplicate"}
     assert {pair for pair, score in pairs.items() if score == 1} >= {(0, 6), (5, 11)}
     assert {i for pair in pairs for i in pair} >= set(range(12))
