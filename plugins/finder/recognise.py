@@ -82,8 +82,9 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float, value
         y = x.masked_fill(~used, -torch.inf)
         ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in names}
         form = _choose(ways, y, g, ("both", at, used), tolerance)
-    if form is None and values:
-        form = _one_way(x, g, "rows", tolerance, values) or _one_way(x.T, g.T, "columns", tolerance, values)
+    if values and (form is None or form.error > tolerance):  # perhaps by weights of anchors whose gradient is small
+        weighted = _one_way(x, g, "rows", tolerance, values) or _one_way(x.T, g.T, "columns", tolerance, values)
+        form = weighted or form
     return form
 
 
@@ -240,12 +241,12 @@ def _choose(
         except ValueError:  # of no positives, or of no negatives
             continue
         error, by_row = (max(digits(value), FEWEST) * each for each in fit(gradient, expected))
-        if error <= tolerance or (by_row <= tolerance and error <= UNEVEN):
+        weights = weights_of(gradient, expected, tolerance) if values and error > tolerance else None
+        mean = torch.nan if weights is None else float((weights.squeeze(1) * loss(x, reduction="none")).mean())
+        if any(abs(mean - each) < 0.1 * tolerance * abs(mean) for each in values):
+            fitting.append(Form(name, *how, mean, by_row, [], True))
+        elif error <= tolerance or (by_row <= tolerance and error <= UNEVEN):
             fitting.append(Form(name, *how, value, error, []))
-        elif values and (weights := weights_of(gradient, expected, tolerance)) is not None:
-            value = float((weights.squeeze(1) * loss(x, reduction="none")).mean())
-            if min(abs(value - each) for each in values) < 0.1 * tolerance * abs(value):
-                fitting.append(Form(name, *how, value, by_row, [], True))
     if not fitting:
         return None
     best = min(fitting, key=lambda form: form.error)

@@ -46,6 +46,8 @@ FORMS = {
     "logsumexp": "return ((x.logsumexp(1) - x.diagonal()) * w).sum() / w.sum()",
     "exponentials": "e = x.exp(); return -(torch.log(e.diagonal() / e.sum(1)) * w).sum() / w.sum()",
     "negatives": "e = x.exp(); return -(torch.log(e.diagonal() / (e.sum(1) - e.diagonal())) * w).sum() / w.sum()",
+    "the nearest a little less": "q = F.log_softmax(x, 1).diagonal(); w = 1 - 0.05 * (q == q.max()); "
+    "return -(q * w).sum() / w.sum()",
     "some without": "w = w * (w > 0.5); return -(F.log_softmax(x, 1).diagonal() * w).sum() / w.sum()",
 }
 LOSS = "each = {loss_fn}({views}, pairing='one_way', reduction='none'{more}); return (each * {w}).sum() / {w}.sum()"
@@ -110,7 +112,8 @@ def test_found_proved_and_trained(found, launch, form):
     assert code == 0
     assert float(re.search(r"within (\S+), relative", said)[1]) < 1e-9
     assert trained == pytest.approx(alone, rel=1e-9)
-    w = "(w * (w > 0.5))" if form == "some without" else "w"
+    q = "F.log_softmax(x, 1).diagonal()"
+    w = {"some without": "(w * (w > 0.5))", "the nearest a little less": f"(1 - 0.05 * ({q} == {q}.max()))"}.get(form, "w")
     d = ",denominator=negatives" if form == "negatives" else ""
     for spec in (f"hcl:t=0.4{d}", f"adnce:t=0.2,mu=0.7{d} + 0.1*psl:t=0.2", f"hcl:t=0.4{d}; ids=doc"):
         code, said, trained = launch([*words, "--objective", spec], loss)
