@@ -196,8 +196,7 @@ def _script(args: argparse.Namespace) -> list[str]:
     """Return the script and its arguments; parse options that stand between the host and ``--`` into ``args``."""
     words, script = split(args.script)
     if words:
-        wants_help = {"-h", "--help"} & {*words}
-        host = registry.load(args.host) if wants_help and args.host in registry.names() else None
+        host = registry.load(args.host) if {"-h", "--help"} & {*words} and args.host in registry.names() else None
         parser = Parser(f"counterpoint inject {args.host}", "%(prog)s [options] -- train.py ...")
         if host:
             says = "says where the loss sits, and which tensors are there"

@@ -73,8 +73,7 @@ def expand(name: str, words: Sequence[str]) -> list[str]:
     try:
         read = _read(file, name, parser)
     except (ImportError, ValueError) as error:
-        kind = ImportError if isinstance(error, ImportError) else ValueError
-        raise kind(f"{FLAG} {file}: {error}") from error
+        raise (ImportError if isinstance(error, ImportError) else ValueError)(f"{FLAG} {file}: {error}") from error
     typed = typed.without(["config"])
     kept = read.without([dest for dest, _ in typed.groups]).groups
     line = Line(typed.host or more or read.host, [*kept, *typed.groups], typed.script or read.script)

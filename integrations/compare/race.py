@@ -40,6 +40,7 @@ from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES
 
 UNTRAINED = "0*infonce"  # whose gradient is zero
+NO_GAIN = f"nor did trainings to the end gain; test that by compare, with the row {UNTRAINED}."
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is learned, not known, or not the only one"
@@ -137,7 +138,8 @@ class Race(Comparison):
         quarters = sum(arm.own for arm in self.arms) + 2 * len(self.families)
         suffices = 2 * self.tune_seeds * (own_whole + 1) + math.ceil(quarters / SHARE)
         enough = f"--budget {max(suffices, self.arguments.settings.budget + 1)} trains one more"
-        said += f" Your loss's best temperature has no neighbor on one side; {enough}." * tuned.edge
+        alone = ", so it may gain as much by itself" * better
+        said += f" Your loss's best temperature has no neighbor on one side{alone}; {enough}." * tuned.edge
         few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
         if all(arm.full <= arm.short for arm in whole):
@@ -147,13 +149,14 @@ class Race(Comparison):
         if self.arms[0].short <= self.untrained:
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
             said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}): "
-            said += "train longer, since the ranking there tells little."
+            gained = fmean(arm.full - arm.short for arm in whole) > 0
+            said += "train longer, since the ranking there tells little." if gained else NO_GAIN
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
         if first and not {None, *(arm.text for arm in self.arms)}.intersection(first.values()):
             said += (
-                f" Tried from your loss's best temperature on, not from the script's own: {', '.join([*first][:3])}."
+                f" {', '.join([*first][:3])}: tried from your loss's best temperature on, not from the script's own."
             )
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
@@ -170,7 +173,8 @@ class Race(Comparison):
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *script]
-        print_line(f"page: {page}", *[f"to train with {winner.text}: {shlex.join(train)}"] * (winner.text != HOST))
+        doubtful = winner.text == HOST or (better and tuned.edge)  # there, tuning may gain as much
+        print_line(f"page: {page}", *[f"to train with {winner.text}: {shlex.join(train)}"] * (not doubtful))
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
             found: dict[str, Any] = {"sentence": said, "winner": winner.text, "other": rival.text, "tuned": tuned.text}

@@ -50,8 +50,7 @@ def _range(ordered: Iterable[str]) -> str:
 def with_interval(difference: float, low: float, high: float, places: int = 1, **_: object) -> str:
     """Return a difference with its interval, if it has one."""
     write = partial(number, places=places) if low * high > 0 else f"{{:+.{places}f}}".format
-    interval = "" if math.isnan(low) else f" [{write(low)}, {write(high)}]"
-    return f"{write(difference)}{interval}"
+    return write(difference) + ("" if math.isnan(low) else f" [{write(low)}, {write(high)}]")
 
 
 def number(x: float, places: int, sign: str = "+") -> str:

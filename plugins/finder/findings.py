@@ -212,8 +212,7 @@ def _find_margin(finding: Finding, sink: Sink) -> None:
     linear = None if finding["scores"] else _linear_part(sink, finding["_products"])
     if linear is None:
         return
-    keys = -1 if x.dim() < 3 else 1
-    masked = x <= (x.amax(keys, keepdim=True) - UNDERFLOW).clamp(min=MASKED)
+    masked = x <= (x.amax(-1 if x.dim() < 3 else 1, keepdim=True) - UNDERFLOW).clamp(min=MASKED)
     rest = (x - linear).double().masked_fill(masked | (linear == 0), torch.nan)  # zero: of embeddings without gradient
     rest = rest.movedim(1, -1) if rest.dim() > 2 else rest
     most = float((rest - rest.nanmedian(-1, keepdim=True).values).nan_to_num().abs().max())

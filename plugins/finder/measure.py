@@ -121,8 +121,7 @@ def measure(watch: Watch, sink: Sink, products: Sequence[Product], finding: Find
             candidates |= {f"{name}.reciprocal": 1 / value, f"{name}.exp.reciprocal": (-value).exp()}
     differ = {name: relative(float(x), total[0]) for name, x in candidates.items() if learned}
     name = min(differ, key=differ.__getitem__, default="")
-    near = differ.get(name, 1.0) < (HALF if sink.tolerance > HALF else 1e-4)
-    finding["scale_variable"] = name if near else None
+    finding["scale_variable"] = name if differ.get(name, 1.0) < (HALF if sink.tolerance > HALF else 1e-4) else None
     return raw[0]
 
 

@@ -182,7 +182,7 @@ def in_words(data: Findings) -> list[str]:
     if len(data["commands"]) > 1:
         lines.append(f"  Each replaces {'a loss, or it is another road' if known[1:] else 'the loss: take the first'}.")
     if script := " -- ".join(map(shlex.join, data["commands"][:1])).partition(" -- ")[2]:
-        race = f"counterpoint race auto --metric METRIC --seed-flag FLAG -- {script}"
+        race = f"counterpoint race auto --metric METRIC --steps-flag FLAG --seed-flag FLAG -- {script}"
         lines.append(f"  Does it help? {race} (METRIC, FLAG: counterpoint race --help)")
     return lines
 

@@ -113,7 +113,9 @@ def test_found_proved_and_trained(found, launch, form):
     assert float(re.search(r"within (\S+), relative", said)[1]) < 1e-9
     assert trained == pytest.approx(alone, rel=1e-9)
     q = "F.log_softmax(x, 1).diagonal()"
-    w = {"some without": "(w * (w > 0.5))", "the nearest a little less": f"(1 - 0.05 * ({q} == {q}.max()))"}.get(form, "w")
+    w = {"some without": "(w * (w > 0.5))", "the nearest a little less": f"(1 - 0.05 * ({q} == {q}.max()))"}.get(
+        form, "w"
+    )
     d = ",denominator=negatives" if form == "negatives" else ""
     for spec in (f"hcl:t=0.4{d}", f"adnce:t=0.2,mu=0.7{d} + 0.1*psl:t=0.2", f"hcl:t=0.4{d}; ids=doc"):
         code, said, trained = launch([*words, "--objective", spec], loss)

@@ -499,6 +499,23 @@ def test_families_go_on_by_the_score_of_their_best_arm(tmp_path, capsys):
     assert {arm["family"] for arm in arms if not arm["dropped"]} == {"adnce", "hcl:beta=1"}
 
 
+@pytest.mark.parametrize(("budget", "at_edge"), [(9, True), (24, False)])
+def test_no_command_is_printed_while_tuning_may_gain_as_much(tmp_path, capsys, budget, at_edge):
+    def score(one: dict) -> float:
+        objective = cp.objective(one["objective"].replace("host", "infonce:t=0.05"))
+        optimum, gain = 0.025 if "length" in one else 0.2, ("hcl" in one["objective"]) * (9 + one["seed"] % 3 / 10)
+        return one["seed"] % 7 / 10 + gain - abs(math.log2(objective.temperature / optimum))
+
+    raced = stand_in(tmp_path, score, [], most=24)
+    raced.families, raced.arguments.settings = ["hcl:beta=1", "hcl:beta=2"], RaceSettings(budget=budget)
+    assert raced.run() == 0
+    shown = capsys.readouterr()
+    said = json.loads(shown.out)["sentence"]
+    assert said.startswith("hcl")
+    assert ("has no neighbor on one side, so it may gain as much by itself; --budget" in said) == at_edge
+    assert ("to train with hcl" in shown.err) != at_edge
+
+
 @pytest.mark.parametrize(
     ("budget", "few"), [(3, "your loss's temperatures and of the other treatments, only one each"), (24, "")]
 )
@@ -515,14 +532,23 @@ def test_the_sentence_says_if_one_treatment_alone_was_trained_to_the_end(tmp_pat
     )  # the mean of two seeds is below the first
 
 
-@pytest.mark.parametrize("untrained", [-1.0, 20.0])
-def test_the_sentence_says_if_an_untrained_encoder_is_as_good_at_a_quarter(tmp_path, capsys, untrained):
+@pytest.mark.parametrize(
+    ("untrained", "growth", "next_step"),
+    [
+        (-1.0, 0, ""),
+        (20.0, 1, ": train longer, since "),
+        (20.0, 0, ": nor did trainings to the end gain; test that by "),
+    ],
+)
+def test_the_sentence_says_if_an_untrained_encoder_is_as_good_at_a_quarter(
+    tmp_path, capsys, untrained, growth, next_step
+):
     asked: list[dict] = []
-    score = lambda one: one["seed"] % 7 / 10 + len(one["objective"])  # noqa: E731
+    score = lambda one: one["seed"] % 7 / 10 + len(one["objective"]) + growth * ("length" not in one)  # noqa: E731
     assert stand_in(tmp_path, score, asked, untrained=untrained).run() == 0
     said = json.loads(capsys.readouterr().out)["sentence"]
-    warned = "At 1/4 your loss was no better than 0*infonce, which switches it off (4.6 against 20): train longer"
-    assert (warned in said) == (untrained == 20)
+    warned = "At 1/4 your loss was no better than 0*infonce, which switches it off (4.6 against 20)"
+    assert (warned + next_step in said) == (untrained == 20)
     assert [one["length"] for one in asked if one["objective"] == "0*infonce"] == [2.0]
 
 
@@ -588,7 +614,7 @@ def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in (
         said := " ".join(capsys.readouterr().out.split())
     )
-    assert "Tried from your loss's best temperature on, not from the script's own: hcl:beta=1." in said
+    assert "hcl:beta=1: tried from your loss's best temperature on, not from the script's own." in said
     (page,) = tmp_path.rglob("report.html")
     assert "at the edge of the temperatures trained to the end)" in page.read_text(encoding="utf-8")
 
