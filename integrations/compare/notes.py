@@ -55,7 +55,7 @@ def from_seam(runs: Iterable[Run]) -> Iterator[str]:
         first[run.arguments["seed"]] += [x for x in [run.details.get("first_gradient")] if x]
         for place, note in run.details.get("notes", {}).items():
             if ", prior=" in place:
-                faults[f"{quoted(run.name)}: {place.partition(', ')[2]}"] = note
+                faults[f"{quoted(run.name)}: {place.rpartition(', ')[2]}"] = note
     apart = max((max(some) / min(some) - 1 for some in first.values() if some), default=0.0)
     if apart > ALIKE:
         yield UNSEEDED.format(apart)

@@ -138,8 +138,8 @@ class Race(Comparison):
         quarters = sum(arm.own for arm in self.arms) + 2 * len(self.families)
         suffices = 2 * self.tune_seeds * (own_whole + 1) + math.ceil(quarters / SHARE)
         enough = f"--budget {max(suffices, self.arguments.settings.budget + 1)} trains one more"
-        alone = ", so it may gain as much by itself" * better
-        said += f" Your loss's best temperature has no neighbor on one side{alone}; {enough}." * tuned.edge
+        may_gain = ", so it may gain as much by itself" * better
+        said += f" Your loss's best temperature has no neighbor on one side{may_gain}; {enough}." * tuned.edge
         few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
         if all(arm.full <= arm.short for arm in whole):
@@ -163,12 +163,12 @@ class Race(Comparison):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
             others_too = f" and {len(names) - 3} more" * (len(names) > 3)
             said += f" Not tried{where}, {small}: {', '.join(names[:3])}{others_too}." * bool(names)
-        summary.notes[:0] = dropped = [*from_seam(even), *self._dropped()]
+        summary.notes[:0] = notes = [*from_seam(even), *self._dropped()]
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
         at_edge = [arm.text for arm in self.arms if arm.edge and (arm is tuned or not arm.own)]
         summary.remarks.update(dict.fromkeys(at_edge, "at the edge of the temperatures trained to the end"))
-        write_notes(self.command, even, [f"race: {said}", *dropped], summary.remarks, tuned.text, "")
+        write_notes(self.command, even, [f"race: {said}", *notes], summary.remarks, tuned.text, "")
         page = race_page.write(summary, self.arms, said, self.chosen_by.name, self._folder())
         one: dict[str, Any] = dict(self.cell(winner.text, 0))
         script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]
