@@ -373,7 +373,7 @@ MEMBERS = {
         )
     },
     "COLA": Member("COLA_pytorch", COLA, [("encoder.py", IN, 1.0, "diagonal")], ANY, needs=("pytorch_lightning",)),
-    "VectorQuantizedCPC": Member("VectorQuantizedCPC", LOOP + SPEECH, [("model.py", IN, 0.25, "column 0")] * 3, ANY),
+    "VectorQuantizedCPC": Member("VectorQuantizedCPC", LOOP + SPEECH, [("model.py", IN, 0.25, "column 0")], ANY),
     "ReChorus CLRec": Member(
         "ReChorus", LOOP + RECHORUS % ("developing.CLRec", "CLRec"), [("CLRec.py", IN, 5.0, "diagonal")], ANY
     ),
@@ -414,8 +414,8 @@ MEMBERS = {
                 "local, one positive",
                 LOVT_LOCAL,
                 "distance_threshold=0.1",
-                [("local_alignment.py", IN, 3.333, "diagonal")] * 2,
-                ANY,
+                [("local_alignment.py", UNKNOWN, 0.0, "")],  # both directions of InfoNCE, of batches of products
+                "",
             ),
         )
     },
@@ -425,7 +425,7 @@ MEMBERS = {
         for title, loss, losses, command in (
             ("", "nodes(a, b)", [("models.py", IN, 2.0, "diagonal")], ANY),
             (", batches", "nodes(a, b, batch_size=4)", [("models.py", IN, 2.0, "others in each call")], ANY),
-            (", sampled", "nodes(a, b, num_negs=5)", [("models.py", IN, 2.0, "")] * 2, ANY),
+            (", sampled", "nodes(a, b, num_negs=5)", [("models.py", UNKNOWN, 0.0, "")], ""),  # also InfoNCE
             (
                 ", members",
                 "nodes(a, b) + model.membership_level_loss(a, b, members, 0.5)",
@@ -440,14 +440,19 @@ MEMBERS = {
         )
         for title, loss, losses, command in (
             (", one network's", "criterion([a, b], labels)[0]", [("cifar_sup_mcl_loss.py", "supcon", 10.0, "")], ANY),
-            (", whole", "sum(criterion([a, b], labels))", [("cifar_sup_mcl_loss.py", "supcon", 10.0, "")], ""),
+            (  # a KL divergence of the same logits is added
+                ", whole",
+                "sum(criterion([a, b], labels))",
+                [("cifar_sup_mcl_loss.py", UNKNOWN, 0.0, "")],
+                "",
+            ),
         )
     },
     **{
         f"MCL MoCo{title}": Member(
-            "MCL", ALONE + LOOP + MCL_MOCO % terms, [("builder_mcl.py", IN, 14.286, "column 0")] * n, command, words=CPU
+            "MCL", ALONE + LOOP + MCL_MOCO % terms, [("builder_mcl.py", IN, 14.286, "column 0")] * 3, command, words=CPU
         )
-        for title, terms, n, command in (("", "(2, 4)", 4, ANY), (", soft", "(2, 3, 4, 5)", 4, ""))
+        for title, terms, command in (("", "(2, 4)", ANY), (", soft", "(2, 3, 4, 5)", ""))
     },
     **{
         f"LLaVE{title}": Member("LLaVE", LLAVE % (scale, alpha, end), losses, command)

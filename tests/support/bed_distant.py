@@ -280,7 +280,7 @@ MEMBERS = {
             (
                 "",
                 "cross.CrossCBR.cal_loss(owner, (users(a), users(b)), (items(a), items(b)))[1]",
-                [("CrossCBR.py", IN, 4.0, "diagonal")] * 2,
+                [("CrossCBR.py", IN, 4.0, "diagonal")],
             ),
         )
     },
@@ -303,7 +303,8 @@ MEMBERS = {
         f"CLOCS {trial}{title}": Member("CLOCS", CLOCS % (patients, trial), losses, command)
         for trial, title, patients, losses, command in (
             ("CMC", "", "range(12)", [("prepare_miscellaneous.py", IN, 0.0, "diagonal")], ANY),
-            ("SimCLR", "", "range(12)", [("prepare_miscellaneous.py", IN, 10.0, "")], ANY),
+            # NT-Xent of three exponentials, each divided by the norms behind its product
+            ("SimCLR", "", "range(12)", [("prepare_miscellaneous.py", UNKNOWN, 0.0, "")], ""),
             ("CMSC", "", "[0, 1, 2] * 4", [("prepare_miscellaneous.py", UNKNOWN, 10.0, "")], ""),
             ("CMSC", ", one each", "range(12)", [("prepare_miscellaneous.py", IN, 0.0, "diagonal")], ANY),
         )
@@ -336,7 +337,7 @@ MEMBERS = {
         )
     },
     **{
-        f"TCL{title}": Member("TCL", ALONE + LOOP + TRIPLE % how, [("model_retrieval.py", IN, 14.286, "")] * 6, ANY)
+        f"TCL{title}": Member("TCL", ALONE + LOOP + TRIPLE % how, [("model_retrieval.py", IN, 14.286, "")] * 5, ANY)
         for title, how in (("", (False, 0.0)), (", distilled", (True, 0.4)))
     },
     **{
@@ -363,7 +364,7 @@ MEMBERS = {
         for title, hinge, command in (("", False, ANY), (", margins", True, ANY))
     },
     "KGCL": Member("KGCL-SIGIR22", KGCL % 8, [("contrast.py", IN, 5.0, "")], ANY),
-    "MERL": Member("MERL-ICML2024", MERL, [("utils_loss.py", IN, 14.286, "diagonal")] * 4, ANY),
+    "MERL": Member("MERL-ICML2024", MERL, [("utils_loss.py", IN, 14.286, "diagonal")] * 2, ANY),
     **{
         f"CLCRec{title}": Member("CLCRec", LOOP + COLD % t, [("model_CLCRec.py", UNKNOWN, 0.0, "")], words=CPU)
         for title, t in (("", 2.0), (", sharp", 0.2))

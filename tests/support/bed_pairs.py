@@ -106,7 +106,7 @@ MEDCLIP = """
 torch.Tensor.cuda = lambda self, *_: self
 package("medclip", "medclip")
 losses = load("medclip/losses.py", "medclip.losses")
-absent("medclip.constants", "medclip.vision_model", "torchvision")
+absent("medclip.constants", "medclip.vision_model", "torchvision", "transformers")
 MedCLIPModel = load("medclip/modeling_medclip.py", "medclip.modeling_medclip").MedCLIPModel
 model = MedCLIPModel.__new__(MedCLIPModel)
 nn.Module.__init__(model)

@@ -248,14 +248,14 @@ MEMBERS = {
                 "",
                 "",
                 "train(lambda a, b: criterion(torch.cat([a, b]), links), batch=6)\n",
-                [("loss.py", IN, 10.0, "")] * 2,
+                [("loss.py", IN, 10.0, "")],
                 ANY,
             ),
             (
                 ", inversion",
                 ", inversion=True",
                 "train(lambda a, b: criterion(torch.cat([a, b]), links), batch=6)\n",
-                [("loss.py", IN, 10.0, "")] * 2,
+                [("loss.py", IN, 10.0, "")],
                 ANY,
             ),
             (
@@ -264,7 +264,7 @@ MEMBERS = {
                 "other = nn.Linear(16, 16)\n"
                 "both = lambda x: balance([criterion(x, links), criterion(other(x), links)])\n"
                 "train(lambda a, b: both(torch.cat([a, b])), modules=[other, balance], batch=6)\n",
-                [("loss.py", IN, 10.0, "")] * 4,
+                [("loss.py", IN, 10.0, "")],
                 ANY,
             ),
             (
@@ -330,7 +330,7 @@ MEMBERS = {
                 "BC_LOSS",
                 "popular = lambda: (users(5), items(5), others(5))\n"
                 "loop(lambda: sum(owner(users(), items(), others(), *popular())[:3]), owner.parameters())\n",
-                [("model.py", IN, 10.0, ""), ("model.py", UNKNOWN, 0.0, "")],  # an angle is added to the positives'
+                [("model.py", IN, 10.0, "")],  # to the other loss's positives, an angle is added
                 "",
             ),
         )
@@ -338,19 +338,19 @@ MEMBERS = {
     **{
         f"SpeechCLIP{title}": Member("SpeechCLIP", SPEECHCLIP % (made, arguments), losses, command)
         for title, made, arguments, losses, command in (
-            ("", "MaskedContrastiveLoss()", "norm(a), norm(b)", [("losses.py", IN, 14.286, "")] * 2, ANY),
+            ("", "MaskedContrastiveLoss()", "norm(a), norm(b)", [("losses.py", IN, 14.286, "")], ANY),
             (
                 ", same images",
                 "MaskedContrastiveLoss(temperature_trainable=True)",
                 "norm(a), norm(b), torch.tensor([0, 0, *range(2, 12)])",
-                [("losses.py", IN, 14.286, "")] * 2,
+                [("losses.py", IN, 14.286, "")],
                 ANY,
             ),
             (
                 ", decoupled",
                 "MaskedContrastiveLoss(dcl=True)",
                 "norm(a), norm(b)",
-                [("losses.py", OUT, 14.286, "")] * 2,
+                [("losses.py", OUT, 14.286, "")],
                 ANY,
             ),
             (
@@ -372,21 +372,17 @@ MEMBERS = {
     "Sat2Cap": Member("Sat2Cap", SAT2CAP, [("geomoco.py", IN, 14.286, "column 0")], ANY, needs=("lightning",)),
     "rlpyt ATC": Member("rlpyt", LOOP + ATC % 0, [("augmented_temporal_contrast.py", IN, 1.0, "")], ANY),
     "rlpyt ATC, ends": Member("rlpyt", LOOP + ATC % 1, [("augmented_temporal_contrast.py", IN, 1.0, "")], ANY),
-    "CA-TCC": Member(
-        "CA-TCC", CA_TCC % "self_supervised", [("TC.py", IN, 1.0, "")] * 2 + [("loss.py", IN, 5.0, "")], ANY
-    ),
-    "CA-TCC, labels": Member(
-        "CA-TCC", CA_TCC % "SupCon", [("TC.py", IN, 1.0, "")] * 2 + [("loss.py", "supcon", 5.0, "")]
-    ),
+    "CA-TCC": Member("CA-TCC", CA_TCC % "self_supervised", [("TC.py", IN, 1.0, ""), ("loss.py", IN, 5.0, "")], ANY),
+    "CA-TCC, labels": Member("CA-TCC", CA_TCC % "SupCon", [("TC.py", IN, 1.0, ""), ("loss.py", "supcon", 5.0, "")]),
     "ConSERT": Member("ConSERT", CONSERT % True, [("AdvCLSoftmaxLoss.py", IN, 10.0, "")] * 2, ANY),
     "cider": Member(
         "cider",
         "torch.Tensor.cuda = lambda self, *_: self\n" + CIDER,
-        [("losses.py", IN, 10.0, ""), ("losses.py", UNKNOWN, 0.0, "")],
+        [("losses.py", IN, 10.0, "")],  # its other loss only spreads prototypes
     ),
     **{
         f"CoCLR (code search), {name}": Member("CoCLR-CoSQA", LOOP + COSQA % name, [("models.py", UNKNOWN, 0.0, "")])
         for name in ("ModelContra", "ModelContraOnline")
     },
-    "MERIT": Member("MERIT", LOOP + MERIT, [("merit.py", IN, 1.0, "")] * 4, ANY),
+    "MERIT": Member("MERIT", LOOP + MERIT, [("merit.py", IN, 1.0, "")] * 2, ANY),
 }

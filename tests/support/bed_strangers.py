@@ -263,7 +263,7 @@ criterion = load("Stage1/loss.py", "lgl_loss").LossFunction()
 train(lambda a, b: criterion(torch.stack([a, b], 1))[0], modules=[criterion])
 """,
         [("loss.py", IN, 10, "half a batch")],
-        "",
+        ANY,
     ),
     "MMSSL": Member(
         "MMSSL",
