@@ -41,7 +41,7 @@ LOGITS = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 1e-2, torch.b
 """The largest relative difference of gradients at the logits: these are the same numbers, so that little is rounded."""
 LOOKS, RARE = (10, 100, 1000), 0.05  # calls, share of anchors
 FLOORED = "prior= took out more than there was"
-OFTEN = "at {:.0%} of the anchors (call {}), whose negatives had no gradient; compare a smaller one"
+OFTEN = "at {:.0%} of the anchors in call {} of the loss; usual late in training, else compare a smaller one"
 CROSS_ENTROPY = "infonce:t=host"  # of scaled logits, whose gradient is softmax minus one-hot whatever the scale is
 
 
@@ -129,7 +129,9 @@ class Replaced(ABC):
                 numbers = self.report(loss_fn, tensors)
             floored = max((x for name, x in numbers.items() if "clamp_rate" in name), default=0.0)
             if floored > RARE:
-                seam.notes[f"{self.where}, {FLOORED}"] = OFTEN.format(floored, seam.calls)
+                seam.notes[f"{self.where}, {'the default ' * ('prior' not in seam.spec)}{FLOORED}"] = OFTEN.format(
+                    floored, seam.calls
+                )
         pairs = () if own else zip(ours(loss_fn), (*tensors, *self.learned), strict=True)
         return [None if f is None else f.to(x.dtype) for f, x in pairs]
 

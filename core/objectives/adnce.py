@@ -158,8 +158,7 @@ class ADNCE(InfoNCE, name="adnce"):
     def weights(self, neg: Tensor) -> Tensor:
         """Return the weights of ``(anchors, N)`` negatives; the mean of each row is one."""
         s = similarity_matrix(neg).detach()
-        log_w = log_weight(s, self.weight, *self.mu_and_sigma(as_negatives(s)))
-        return log_w.softmax(1) * s.shape[1]
+        return log_weight(s, self.weight, *self.mu_and_sigma(as_negatives(s))).softmax(1) * s.shape[1]
 
 
 class AlphaCL(Objective, name="alphacl"):

@@ -76,8 +76,7 @@ def command(arguments: argparse.Namespace) -> int:
     advice, proposed = advise(measured), treatments(measured)
     race = race_command(proposed)
     if arguments.json:
-        result = {"measured": measured, "advice": advice, "treatments": proposed, "command": race}
-        print(json.dumps(result, indent=1))
+        print(json.dumps({"measured": measured, "advice": advice, "treatments": proposed, "command": race}, indent=1))
         return 0
     print_lines(f"{measured['samples']} samples, {measured['width']} columns of {measured['features']}")
     for one in advice:

@@ -29,8 +29,7 @@ class PatchFeatures:
         c = patches[torch.randperm(len(patches), generator=generator)[:centers]]
         for _ in range(ROUNDS):  # k-means by cosine
             c = F.normalize(c, dim=1)
-            nearest = (patches @ c.T).argmax(1)
-            c = torch.zeros_like(c).index_add_(0, nearest, patches) + 1e-6 * c
+            c = torch.zeros_like(c).index_add_(0, (patches @ c.T).argmax(1), patches) + 1e-6 * c
         self.centers = F.normalize(c, dim=1)
 
     def _patches(self, images: Tensor) -> Tensor:

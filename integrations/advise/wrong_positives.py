@@ -21,8 +21,7 @@ COMPONENTS, RIDGE = 64, 0.1
 def ranks(similar: Tensor) -> Tensor:
     """Return the rank of each positive among the negatives, in ``(0, 1)``, of similarities ``(n, n)``."""
     negatives = similar[~torch.eye(len(similar), dtype=torch.bool)].sort().values
-    below = torch.searchsorted(negatives, similar.diagonal().contiguous())
-    return (below + 0.5) / (len(negatives) + 1)
+    return (torch.searchsorted(negatives, similar.diagonal().contiguous()) + 0.5) / (len(negatives) + 1)
 
 
 def share(ranks: Sequence[Tensor]) -> tuple[float, float, float]:

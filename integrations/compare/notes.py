@@ -50,16 +50,18 @@ def _all_notes(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
 
 def from_seam(runs: Iterable[Run]) -> Iterator[str]:
     """Yield faults of objectives, and whether rows with one seed begin apart, by their script's own first gradient."""
-    first, faults = defaultdict[int, list[float]](list), dict[str, str]()
+    first, faults = defaultdict[int, list[float]](list), defaultdict[str, list[str]](list)
     for run in runs:
         first[run.arguments["seed"]] += [x for x in [run.details.get("first_gradient")] if x]
         for place, note in run.details.get("notes", {}).items():
-            if ", prior=" in place:
-                faults[f"{quoted(run.name)}: {place.rpartition(', ')[2]}"] = note
+            if "prior= took" in place:
+                faults[f"{quoted(run.name)}: {place.rpartition(', ')[2]}"].append(note)
     apart = max((max(some) / min(some) - 1 for some in first.values() if some), default=0.0)
     if apart > ALIKE:
         yield UNSEEDED.format(apart)
-    yield from map(": ".join, faults.items())
+    for fault, notes in faults.items():
+        most = max(notes, key=lambda note: int(note.partition("%")[0].split()[-1]))
+        yield f"{fault} in {len(notes)} of its runs, at most {most}"
 
 
 def looks(runs: Sequence[Run]) -> Iterator[str]:

@@ -164,8 +164,7 @@ def ridge_r2(x: Tensor, y: Tensor, x_new: Tensor, y_new: Tensor, group: Tensor) 
     for k in range(FOLDS):
         predicted = _ridge(x[fold != k], y[fold != k], x[fold == k])
         errors += ((predicted - y[fold == k]) ** 2).sum(1)
-    best = errors.argmin(0)
-    predicted = _ridge(x, y, x_new)[best, :, torch.arange(y.shape[1])].T
+    predicted = _ridge(x, y, x_new)[errors.argmin(0), :, torch.arange(y.shape[1])].T
     spread = ((y_new - y_new.mean(0)) ** 2).mean(0)
     r2 = 1 - ((predicted - y_new) ** 2).mean(0) / spread
     return r2.masked_fill((spread < 1e-10) | (y.var(0) < 1e-10), float("nan"))

@@ -98,7 +98,8 @@ def _findable(unclear: Mapping[str, Verdict], places: int, pair: str = "seed") -
     count = _range(about if named else [next(about)])
     found = f"differences of {_range(f'{x:.{places}f}' for x in sizes)} or more would be found"
     pairs = f"{'fresh' if fresh else 'more'} {pair}{'s' * (count != 'about 1')}"
-    return f" ({found}; {count} {pairs} would tell whether different or equivalent)"
+    margin = next(iter(unclear.values())).margin
+    return f" ({found}; {count} {pairs} would tell whether different or equivalent within {margin:.{places}f})"
 
 
 def _checks(column: Column) -> Iterator[str]:

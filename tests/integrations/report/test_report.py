@@ -314,7 +314,7 @@ NEARLY = {seed: x + 0.1 * (-1) ** seed for seed, x in noisy(70, 10).items()}
         (
             {BASE: noisy(20, 5), f"0*{BASE}": noisy(20.1, 5)},
             f"whether it is better than 0*{BASE}, for {BASE} by +0.17 [-1.95, +2.29] (differences of 2.87 or more "
-            "would be found; about 214 fresh seeds would tell whether different or equivalent).",
+            "would be found; about 214 fresh seeds would tell whether different or equivalent within 0.50).",
         ),
         (
             {BASE: noisy(20, 5), OTHER: noisy(19.8, 5), THIRD: noisy(20, 4), f"0*{BASE}": noisy(20.1, 5)},
