@@ -44,8 +44,7 @@ class Parser(argparse.ArgumentParser):
         parsed, unknown = super().parse_known_args(words, namespace)
         if unknown:
             # of -xy, where -y alone is unknown, no word is -y
-            earlier = words[: words.index(unknown[0])] if unknown[0] in words else []
-            self.refuse(unknown[0], *earlier[-2:-1])
+            self.refuse(unknown[0], *(words[: words.index(unknown[0])] if unknown[0] in words else [])[-2:-1])
         return parsed, unknown
 
     def _joined(self, words: Sequence[str]) -> list[str]:

@@ -88,8 +88,7 @@ def _ids(values: Any, name: str, shape: tuple[int, ...]) -> Tensor:
         raise ValueError(f"{name}: expected the shape {shape}, got {values.shape}.")
     if values.dtype.kind in "US":
         number = int if _are_numbers(values) else lambda word: int.from_bytes(sha256(word.encode()).digest()[:7], "big")
-        known = [UNKNOWN if word in UNKNOWN_WORDS else number(word) for word in values.ravel().tolist()]
-        values = np.array(known)
+        values = np.array([UNKNOWN if word in UNKNOWN_WORDS else number(word) for word in values.ravel().tolist()])
     if values.dtype.kind not in "iu":
         raise ValueError(f"{name}: expected whole numbers or words, got {values.dtype}.")
     return torch.as_tensor(values.astype(np.int64)).view(shape)

@@ -45,8 +45,7 @@ class PatchFeatures:
         parts = []
         for some in images.split(256):
             similar = weight @ self._patches(some) - (weight @ self.mean).unsqueeze(1)
-            maps = (similar - THRESHOLD).clamp(min=0).unflatten(2, side)
-            parts.append(F.adaptive_avg_pool2d(maps, 2).flatten(1))
+            parts.append(F.adaptive_avg_pool2d((similar - THRESHOLD).clamp(min=0).unflatten(2, side), 2).flatten(1))
         return torch.cat(parts)
 
 

@@ -100,8 +100,7 @@ def hard_negatives(data: Pairs) -> Result:
     result = {"count": data.negatives.shape[1], "suspect": float(suspect.float().mean())}
     if data.negative_ids is not None and data.ids is not None:
         known = (data.negative_ids != UNKNOWN) & (data.ids != UNKNOWN).unsqueeze(1)
-        false = (data.negative_ids == data.ids.unsqueeze(1))[known]
-        result["false"] = float(false.float().mean())
+        result["false"] = float((data.negative_ids == data.ids.unsqueeze(1))[known].float().mean())
     return result
 
 

@@ -43,7 +43,7 @@ from ..store.run import TUNING, Run
 from ..store.transport import connect
 from . import cells
 from .metrics import Metric
-from .notes import from_seam, looks, write_notes
+from .notes import from_seam, looks, to_settle, write_notes
 from .running import LOG, NO_SEED, UNREACHED, check_metrics, last_lines, read_again, train
 from .settings import HOST, Settings
 
@@ -182,7 +182,7 @@ class Comparison:
         write_notes(self.command, done, notes, summary.remarks, searched, getattr(settings.items, "text", ""))
         summary.notes[:0] = notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
-        print_line(f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
+        print_line(*to_settle(summary.columns, given.seed), f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
         return 1 if failed or errors or not summary.columns else 0
 
     def _tune(self) -> None:

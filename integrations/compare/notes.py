@@ -8,6 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from .. import store
+from ..report.statistics import MANY
+from ..report.summary import Column
 from ..report.words import quoted
 from ..store.run import Run
 from ..store.transport import connect
@@ -72,3 +74,12 @@ def looks(runs: Sequence[Run]) -> Iterator[str]:
     if fewer := [count for count in earlier if count < len(seeds)]:
         looked = f"{max(fewer)} of these {len(seeds)} seeds were compared before: two looks find more than is there"
         yield f"{looked}, which no interval knows; to confirm a find, take fresh seeds alone (--seed 100)"
+
+
+def to_settle(columns: Iterable[Column], seed: int) -> Iterator[str]:
+    """Yield how to ask once more about the row that needs the fewest fresh seeds, if any cannot be told."""
+    rows = (item for column in columns for item in column.compared.items())
+    seeds = [(v.missing + v.pairs, row) for row, v in rows if v.tested and v.kind == "cannot tell"]
+    if seeds and (fewest := min(seeds))[0] < MANY:
+        again = f"the same command with --seed {seed + 100} --seeds {fewest[0]} --out confirm"
+        yield f"to settle {quoted(fewest[1])} with fresh seeds: {again}"

@@ -133,7 +133,6 @@ def restore(run: Run | str | Path) -> Agent:
         raise ValueError(f"{run.path} is a run of {run.arguments['domain']}, not of control.")
     if (state := run.load()) is None:
         raise ValueError(f"{run.path}: no checkpoint yet.")
-    actions = state["agent"]["networks"]["actor.trunk.4.weight"].shape[0] // 2  # a mean and a deviation of each
-    agent = build(run.arguments, actions)
+    agent = build(run.arguments, state["agent"]["networks"]["actor.trunk.4.weight"].shape[0] // 2)  # 2 per action
     agent.load(state["agent"])
     return agent

@@ -148,8 +148,7 @@ def _crops(area: Tensor, shape: Tensor, place: Tensor, height: int, width: int) 
     first = fits.int().argmax(1, keepdim=True)
     w, h = w.gather(1, first).squeeze(1), h.gather(1, first).squeeze(1)
     top = (place[:, 0] * (height - h + 1)).floor()
-    left = (place[:, 1] * (width - w + 1)).floor()
-    crops = torch.stack([top, left, h, w], 1)
+    crops = torch.stack([top, (place[:, 1] * (width - w + 1)).floor(), h, w], 1)
     tall, wide = min(height, round(width / RATIO[0])), min(width, round(height * RATIO[1]))
     center = torch.tensor([(height - tall) // 2, (width - wide) // 2, tall, wide], dtype=crops.dtype)
     return torch.where(fits.any(1, keepdim=True), crops, center)
@@ -200,12 +199,10 @@ def _hue(x: Tensor, turn: Tensor) -> Tensor:
     chroma = value - low
     red, green, blue = x.unsqueeze(2).unbind(1)
     # hue in sixths of the circle: positive from red over yellow to cyan, negative over magenta
-    safe = chroma.clamp(min=torch.finfo(x.dtype).tiny)
-    hue = (1 + (green + blue - red - low) / safe).copysign_(green - blue)
+    hue = (1 + (green + blue - red - low) / chroma.clamp(min=torch.finfo(x.dtype).tiny)).copysign_(green - blue)
     # the distance of each primary from the hue determines how much of the chroma it lacks
     away = hue / 6 + turn + hue.new_tensor([3 / 6, 1 / 6, -1 / 6]).view(3, 1, 1)
-    lack = away.sub_(away.round()).abs_().mul_(-6).add_(2).clamp_(0, 1)
-    return value - chroma * lack
+    return value - chroma * away.sub_(away.round()).abs_().mul_(-6).add_(2).clamp_(0, 1)
 
 
 JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (

@@ -124,8 +124,7 @@ def compare_items(
         if gold is None:
             gap = np.mean([scores[row][seed] - scores[baseline][seed] for seed in own], 0)
             signs = 2 * rng.integers(2, size=(min(draws, step), count)) - 1
-            larger = abs(signs @ gap) >= abs(gap.sum()) * (1 - 1e-9)
-            permutation[row] = float((1 + larger.sum()) / (1 + len(signs)))
+            permutation[row] = float((1 + (abs(signs @ gap) >= abs(gap.sum()) * (1 - 1e-9)).sum()) / (1 + len(signs)))
             spread = float(gap.std(ddof=1))  # which the draws of a mean approach
         these[row] = float(found.mean()), spread, count
     shown = min(map(len, rows.values())) * seeds

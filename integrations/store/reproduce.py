@@ -70,8 +70,7 @@ def checksum(*parts: Path | str | bytes | memoryview) -> str:
     total = hashlib.sha256()
     for part in parts:
         if isinstance(part, Path):
-            files = sorted(path for path in part.rglob("*") if path.is_file()) if part.is_dir() else [part]
-            for path in files:
+            for path in sorted(path for path in part.rglob("*") if path.is_file()) if part.is_dir() else [part]:
                 total.update(path.relative_to(part).as_posix().encode())
                 digest = hashlib.sha256()
                 with path.open("rb") as file:

@@ -83,8 +83,7 @@ def recognise(s: Tensor, gradient: Tensor, scale: float, tolerance: float, value
         ways = {name: lambda y, of=OURS[name]: (of.from_logits(y, at) + of.from_logits(y.T, at)) / 2 for name in names}
         form = _choose(ways, y, g, ("both", at, used), tolerance)
     if values and (form is None or form.error > tolerance):  # perhaps by weights of anchors whose gradient is small
-        weighted = _one_way(x, g, "rows", tolerance, values) or _one_way(x.T, g.T, "columns", tolerance, values)
-        form = weighted or form
+        form = (_one_way(x, g, "rows", tolerance, values) or _one_way(x.T, g.T, "columns", tolerance, values)) or form
     return form
 
 

@@ -227,8 +227,7 @@ class Watch(TorchFunctionMode):
         if x.is_complex() or all(self.is_head(product) for product in walk.products):
             single = x.shape[-1] > 1 and {product.b.shape[:-1] for product in walk.products} == {(1,)}
             of = ", scores that a layer computes one by one" if single else ", a product with parameters"
-            what = ", complex" if x.is_complex() else of * bool(walk.products)
-            self._count(f"{kind} of {tuple(x.shape)}{what}")
+            self._count(f"{kind} of {tuple(x.shape)}{', complex' if x.is_complex() else of * bool(walk.products)}")
             return out
         sink = self.sink(kind, x, out.detach().clone(), walk)  # it may be changed in place
         sink.edge = get_gradient_edge(out)

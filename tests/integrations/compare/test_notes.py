@@ -2,7 +2,8 @@
 
 from reports import make, noisy
 
-from counterpoint.integrations.compare.notes import looks, write_notes
+from counterpoint.integrations import report
+from counterpoint.integrations.compare.notes import looks, to_settle, write_notes
 
 BASE, OTHER = "infonce:t=0.2,denominator=with_positive", "hcl:t=0.2,denominator=with_positive,prior=0.1,beta=1"
 
@@ -28,3 +29,23 @@ def test_fresh_seeds_are_a_first_look(tmp_path):
     write_notes("compare", make(tmp_path, rows, domain="compare"), [], {}, None, "")
     fresh = {("train.py", row): noisy(70, 5, start=100) for row in (BASE, OTHER)}
     assert [*looks(make(tmp_path, fresh, domain="compare"))] == []
+
+
+def test_the_command_that_would_tell_is_printed(tmp_path):
+    values = noisy(70, 6)
+    larger = {seed: value + 20 for seed, value in values.items()}
+    alike = {seed: value + 0.9 * (-1) ** seed for seed, value in values.items()}
+
+    def columns(name, other):
+        runs = make(tmp_path / name, {("train.py", BASE): values, ("train.py", OTHER): other}, domain="compare")
+        return report.summarise(runs, baseline=BASE, margin=0.5).columns
+
+    assert [*to_settle(columns("larger", larger), 0)] == []
+    (column,) = found = columns("alike", alike)
+    (verdict,) = column.compared.values()
+    assert verdict.kind == "cannot tell"
+    assert verdict.pairs == 6
+    (said,) = to_settle(found, 100)
+    seeds = 6 + verdict.missing
+    assert said.endswith(f": the same command with --seed 200 --seeds {seeds} --out confirm")
+    assert said.startswith("to settle hcl:t=0.2 ")
