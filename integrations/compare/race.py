@@ -25,6 +25,7 @@ from counterpoint.plugins.printing import visible
 from .. import flags, report, store
 from ..report.statistics import Verdict
 from ..report.summary import plural
+from ..report.words import check_reading
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import FACTORS, FOLLOWS, at_temperature
 from ..store.files import finite
@@ -40,7 +41,6 @@ from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES
 
 UNTRAINED = "0*infonce"  # whose gradient is zero
-NO_GAIN = f"nor did trainings to the end gain; test that by compare, with the row {UNTRAINED}."
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is learned, not known, or not the only one"
@@ -106,6 +106,10 @@ class Race(Comparison):
                 rival, runs = arm, [*runs, *more]
                 break
             print_line(f"{arm.text} has failed at the whole length")
+        if self.arms[0].short <= self.untrained and not self._lost(runs):
+            print_line(f"{UNTRAINED}, which switches your loss off, was as good at 1/{SHARE}: is it at the end, too?")
+            self.left += len(seeds)
+            runs += [run for run in self._confirm([UNTRAINED], seeds) if not self._lost([run])]
         label = f"{tuned.text}, {LONGER:g} x steps"
         lower, margin = self.settings.lower, self.settings.margin
         compare = partial(report.summarise, baseline=tuned.text, lower=lower, margin=margin)
@@ -143,21 +147,17 @@ class Race(Comparison):
         few = ["your loss's temperatures"] * (own_whole == 1 < sum(arm.own for arm in self.arms))
         few += ["the other treatments"] * (len(whole) - own_whole == 1 < len({arm.family for arm in others}))
         if all(arm.full <= arm.short for arm in whole):
-            said += (
-                f" Nothing was better at the end than at 1/{SHARE} of the length: is that the right length, or number?"
-            )
+            said += f" Nothing was better at the end than at 1/{SHARE} of the length: is that length, or number, right?"
         if self.arms[0].short <= self.untrained:
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
-            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}): "
-            gained = fmean(arm.full - arm.short for arm in whole) > 0
-            said += "train longer, since the ranking there tells little." if gained else NO_GAIN
+            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}), so the "
+            found = check_reading(UNTRAINED, (column := summary.columns[0]).checks.get(UNTRAINED, {}), column)
+            said += f"ranking there tells little; at the end, on fresh seeds: {'; '.join(found) or 'not known'}."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
         if first and not {None, *(arm.text for arm in self.arms)}.intersection(first.values()):
-            said += (
-                f" {', '.join([*first][:3])}: tried from your loss's best temperature on, not from the script's own."
-            )
+            said += f" {', '.join([*first][:3])}: tried from your loss's best temperature on, not the script's own."
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
@@ -193,7 +193,7 @@ class Race(Comparison):
             runs += self._run_cells(cells, [self.confirmed_by], **part)
             if self._lost(runs):
                 break
-            if same_numbers(runs):
+            if UNTRAINED not in rows and same_numbers(runs):
                 raise ValueError(f"--seed: two seeds give the same numbers; {NO_SEED}")
         return runs
 

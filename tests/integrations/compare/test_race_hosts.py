@@ -32,10 +32,10 @@ SENTENCE = re.compile(
     rf"(; your loss( at t=[\d.]+)? trained 1.5 times as long: {INTERVAL})?\."
     r"( Your loss.s best temperature has no neighbor on one side(, so it may gain as much by itself)?; "
     r"--budget \d+ trains one more\.)?"
-    r"( Nothing was better at the end than at 1/4 of the length: is that the right length, or number\?)?"
-    r"( At 1/4 your loss was no better than 0\*infonce, .+ (tells little|the row 0\*infonce)\.)?"
+    r"( Nothing was better at the end than at 1/4 of the length: is that length, or number, right\?)?"
+    r"( At 1/4 your loss was no better than 0\*infonce, .+ tells little; at the end, on fresh seeds: .+\.)?"
     r"( Of [a-z' ]+, only one( each)? was trained to the end; --budget \d+ trains one more\.)?"
-    r"( .+: tried from your loss.s best temperature on, not from the script.s own\.)?"
+    r"( .+: tried from your loss.s best temperature on, not the script.s own\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
 )
 
