@@ -219,7 +219,10 @@ def _text(metric: Metric, written: Written) -> Values:
     """Return the matches in a file, or in the output of the script."""
     if metric.kind == "output":
         ends = " | ".join(line.strip() for line in printed(r"^(?! ).*\d.*$", written.log)[-3:])
-        near = closest(metric.name, re.findall(r"[^\W\d][\w@/-]*", ends))
+        pairs = re.findall(r"([^\W\d][\w@/-]*)([^\w\n]*?)[-+]?\d", ends)
+        patterns = {word: f"output:{word}{re.escape(gap)}{NUMBER}".replace("\\ ", " ") for word, gap in pairs}
+        near = closest(metric.name, patterns)
+        near = next((f" Did you mean '{patterns[word]}'?" for word in patterns if repr(word) in near), "")
         none = f"nothing in {written.log}, which is kept for another --metric, matches.{near} It ends in {ends}"
         return _numbered(printed(metric.what, written.log)[: written.most], none)
     return _numbered(re.findall(metric.what, written.text(metric.place), re.M), f"nothing in {metric.place} matches")

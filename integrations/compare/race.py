@@ -25,7 +25,6 @@ from counterpoint.plugins.printing import visible
 from .. import flags, report, store
 from ..report.statistics import Verdict
 from ..report.summary import plural
-from ..report.words import check_reading
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import FACTORS, FOLLOWS, at_temperature
 from ..store.files import finite
@@ -36,12 +35,14 @@ from .cells import DOMAIN, length_of
 from .comparison import EQUAL, Comparison, did_nothing, same_numbers, uneven
 from .metrics import Metric
 from .notes import from_seam, write_notes
-from .race_page import Arm, Points
+from .race_page import Arm, Points, best_at_end, ranked
 from .running import LOG, NO_SEED, check_metrics
 from .settings import HOST, SHARE, TEMPERATURES
 
 UNTRAINED = "0*infonce"  # whose gradient is zero
+UNTRAINED_ROW = f"untrained ({UNTRAINED})"  # on fresh seeds, with a share of the steps, as nothing trains the encoder
 LONGER = 1.5  # times the script's length: what the same compute may be worth elsewhere
+FRESH = 3 + LONGER + 1 / SHARE  # trainings with each fresh seed, at most
 MOST_PATHS = 3  # of what auto has found of the samples
 NOT_TUNED = "the temperature of your loss was not tuned, since it is learned, not known, or not the only one"
 TWIN = "in its first training it left out as many keys as {} and had the same numbers"
@@ -78,11 +79,11 @@ class Race(Comparison):
             return self._race()
         except KeyboardInterrupt:
             asked = (Run(self.arguments.out, one) for one in self.asked)
-            ended = {run.path for run in asked if run.done or run.record.get("error")}
-            raise KeyboardInterrupt(f"stopped; runs that have ended: {len(ended)}; the same command resumes") from None
+            ended = len({run.path for run in asked if run.done or run.record.get("error")})
+            raise KeyboardInterrupt(f"stopped; runs that have ended: {ended}; the same command resumes") from None
 
     def _race(self) -> int:
-        self.left = self.arguments.settings.budget + (3 + LONGER) * self.arguments.seeds  # at most
+        self.left = self.arguments.settings.budget + FRESH * self.arguments.seeds  # at most
         self._search()
         ranking = ranked(self.arms)
         tuned = next((arm for arm in ranking if arm.own), self.arms[0])
@@ -90,7 +91,8 @@ class Race(Comparison):
             raise ValueError("your loss gave no number at the whole length; the output of its runs has the reason.")
         others, beside = [arm for arm in ranking if not arm.own], HOST
         seeds = range(self.arguments.seed, self.arguments.seed + self.arguments.seeds)
-        self.left = (1 + bool(others) + (1 if tuned.text != HOST else LONGER * bool(self.flag))) * len(seeds)
+        more = 1 if tuned.text != HOST else LONGER * bool(self.flag)
+        self.left = (1 + 1 / SHARE + bool(others) + more) * len(seeds)
         print_line(f"on {len(seeds)} seeds that chose nothing: {' and '.join(dict.fromkeys((tuned.text, HOST)))}")
         runs = self._confirm([tuned.text], seeds)
         if tuned.text != HOST and not self._lost(runs) and not self._lost(own := self._confirm([HOST], seeds)):
@@ -101,25 +103,23 @@ class Race(Comparison):
         rival = tuned
         for arm in others if not self._lost(runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} seeds that chose nothing")
-            more = self._confirm([arm.text], seeds)
-            if not self._lost(more):
-                rival, runs = arm, [*runs, *more]
+            trained = self._confirm([arm.text], seeds)
+            if not self._lost(trained):
+                rival, runs = arm, [*runs, *trained]
                 break
             print_line(f"{arm.text} has failed at the whole length")
-        if self.arms[0].short <= self.untrained and not self._lost(runs):
-            print_line(f"{UNTRAINED}, which switches your loss off, was as good at 1/{SHARE}: is it at the end, too?")
-            self.left += len(seeds)
-            runs += [run for run in self._confirm([UNTRAINED], seeds) if not self._lost([run])]
+        cut = self._cut(self._steps(1 / SHARE)) if self.flag or self.confirmed_by is self.chosen_by else {}
+        untrained = [] if self._lost(runs) else self._confirm([UNTRAINED], seeds, 1 / SHARE, label=UNTRAINED_ROW, **cut)
+        runs += [run for run in untrained if not self._lost([run])]
         label = f"{tuned.text}, {LONGER:g} x steps"
-        lower, margin = self.settings.lower, self.settings.margin
-        compare = partial(report.summarise, baseline=tuned.text, lower=lower, margin=margin)
+        lower = self.settings.lower
+        compare = partial(report.summarise, baseline=tuned.text, lower=lower, margin=self.settings.margin)
         metrics, lost = [self.confirmed_by.name], self._lost(runs)
         if self.flag and not lost and (tuned.text == HOST or _is_better(compare(runs, metrics=metrics), rival.text)):
             self.left = LONGER * len(seeds)
-            longer = {"length": self._steps(LONGER), "steps_flag": self.flag, "label": label}
-            more = self._confirm([tuned.text], seeds, **longer)
-            runs += more if not self._lost(more) else []
-        even = [run for run in runs if run.done and run.arguments.get("length") is None]
+            trained = self._confirm([tuned.text], seeds, LONGER, label=label, **self._cut(self._steps(LONGER)))
+            runs += trained if not self._lost(trained) else []
+        even = [run for run in runs if run.done and "label" not in run.arguments]
         errors = self._lost(runs) + [error for _, error in uneven(even) if not self.settings.any_length]
         errors = errors or ["all other treatments have failed at the whole length"] * (bool(others) and rival is tuned)
         if errors:
@@ -150,9 +150,13 @@ class Race(Comparison):
             said += f" Nothing was better at the end than at 1/{SHARE} of the length: is that length, or number, right?"
         if self.arms[0].short <= self.untrained:
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
-            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both}), so the "
-            found = check_reading(UNTRAINED, (column := summary.columns[0]).checks.get(UNTRAINED, {}), column)
-            said += f"ranking there tells little; at the end, on fresh seeds: {'; '.join(found) or 'not known'}."
+            said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both})."
+        own = summary.columns[0].checks.get(UNTRAINED_ROW, {}).get(tuned.text)
+        if own is None or not own.different or (own.difference > 0) == lower:
+            worth = (
+                f"on fresh seeds, {tuned.text} is {_interval(own)} from an untrained encoder" if own else "not known"
+            )
+            said += f" Training is not shown to help: {worth}."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
         first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
@@ -163,6 +167,7 @@ class Race(Comparison):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
             others_too = f" and {len(names) - 3} more" * (len(names) > 3)
             said += f" Not tried{where}, {small}: {', '.join(names[:3])}{others_too}." * bool(names)
+        said += " Keep your script as it is." * (winner.text == HOST)
         summary.notes[:0] = notes = [*from_seam(even), *self._dropped()]
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})
@@ -184,12 +189,12 @@ class Race(Comparison):
             print(report.RENDER["terminal"](summary), visible(said), sep="\n")
         return 0
 
-    def _confirm(self, rows: Sequence[str], seeds: Sequence[int], **more: Any) -> list[Run]:
+    def _confirm(self, rows: Sequence[str], seeds: Sequence[int], share: float = 1, **more: Any) -> list[Run]:
         """Train treatments to the end with fresh seeds, of which two show whether they fail, or depend on the seed."""
         runs: list[Run] = []
         for some in (seeds[:EQUAL], seeds[EQUAL:]):
             cells = [self.cell(text, seed, **more) for seed, text in product(some, rows)]
-            part = {"before": len(runs), "total": len(rows) * len(seeds), "share": LONGER if "length" in more else 1}
+            part = {"before": len(runs), "total": len(rows) * len(seeds), "share": share}
             runs += self._run_cells(cells, [self.confirmed_by], **part)
             if self._lost(runs):
                 break
@@ -227,7 +232,7 @@ class Race(Comparison):
         others = sorted((arm for arm in self.arms if not arm.own), key=lambda arm: arm.short)
         best = {arm.family: arm for arm in others if math.isfinite(arm.short)}  # at its best temperature
         room = most - len(ended)
-        self.left = max(1, room) * self.tune_seeds + (3 + LONGER) * self.arguments.seeds  # not all of the budget
+        self.left = max(1, room) * self.tune_seeds + FRESH * self.arguments.seeds  # not all of the budget
         order = sorted(best.values(), key=lambda arm: -arm.short)
         ended += self._climb(order[: max(1, min(2, room), room // 2)], room)
         for arm in self.arms:
@@ -362,8 +367,8 @@ class Race(Comparison):
         return super()._run_cells(cells, metrics, **part)
 
     def _train(self, texts: Sequence[str], more: Mapping[str, Any], seeds: int = 1, **part: float) -> list[Run]:
-        each = range(FIRST_SEED, FIRST_SEED + seeds)
-        cells = [self.cell(text, seed, purpose=TUNING, **more) for text, seed in product(texts, each)]
+        each = product(texts, range(FIRST_SEED, FIRST_SEED + seeds))
+        cells = [self.cell(text, seed, purpose=TUNING, **more) for text, seed in each]
         return self._run_cells(cells, [self.chosen_by], **{"total": len(cells), **part})
 
     def _value(self, run: Run, by: Metric | None = None) -> float:
@@ -406,17 +411,6 @@ def proposals(told: Sequence[str]) -> list[str]:
     """Return the treatments to race, by evidence; ``told`` are of the script's data, such as ``ids=batch["doc"]``."""
     rules = [*["duplicates"] * (not any(rule.startswith("duplicates=") for rule in told)), *told[:MOST_PATHS]]
     return [*(f"{HOST}; {rule}" for rule in rules), *OBJECTIVES, f"{HOST}; margin=-0.1"]
-
-
-def best_at_end(arms: Iterable[Arm]) -> Arm:
-    """Return the best one at the whole length; one that gave no number is the worst."""
-    return max(arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
-
-
-def ranked(arms: Iterable[Arm]) -> list[Arm]:
-    """Return the arms that gave a number, the best first; those that were dropped come last."""
-    known = [(not arm.dropped, arm.short if arm.dropped else arm.full, arm) for arm in arms]
-    return [one[2] for one in sorted(known, key=lambda one: one[:2], reverse=True) if math.isfinite(one[1])]
 
 
 def sentence(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,17 @@ class Arm:
     def own(self) -> bool:
         """Whether it is the script's own loss, at some temperature."""
         return self.family == HOST
+
+
+def best_at_end(arms: Iterable[Arm]) -> Arm:
+    """Return the best one at the whole length; one that gave no number is the worst."""
+    return max(arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full)
+
+
+def ranked(arms: Iterable[Arm]) -> list[Arm]:
+    """Return the arms that gave a number, the best first; those that were dropped come last."""
+    known = [(not arm.dropped, arm.short if arm.dropped else arm.full, arm) for arm in arms]
+    return [one[2] for one in sorted(known, key=lambda one: one[:2], reverse=True) if math.isfinite(one[1])]
 
 
 def write(summary: report.Report, arms: Sequence[Arm], said: str, metric: str, folder: Path) -> Path:

@@ -40,7 +40,7 @@ OBJECTIVE = (
 IDENTIFYING = ("domain", "dataset", "seed", "length", *OBJECTIVE)  # all that may differ within a table
 NO_TRAINING = ("epochs", "steps", "updates", "encoder", "head")  # in these, rows that train nothing may differ too
 # in these, rows at equal time, which have a ``length``, may differ too
-LENGTH = ("epochs", "steps", "steps_flag", "updates", "every")
+LENGTH = ("epochs", "steps", "steps_flag", "updates", "every", "lines", "of")
 MOST = 4  # names in a sentence
 
 Rows = dict[Path, str]  # the row of each run, by the run's path
@@ -234,7 +234,8 @@ def _settings(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run]]]:
 
 def _may_differ_in(run: Run) -> tuple[str, ...]:
     """Return the settings in which a run may differ from the others of its table."""
-    return NO_TRAINING if is_check(run) else LENGTH if run.arguments.get("length") is not None else ()
+    cut = run.arguments.get("length") is not None or "lines" in run.arguments
+    return NO_TRAINING if is_check(run) else LENGTH if cut else ()
 
 
 def is_check(run: Run) -> bool:

@@ -61,7 +61,7 @@ def test_numbers_are_read(written, text, expected):
         ("json:nowhere.json:acc", "no nowhere.json in"),
         ("json:*.json*:acc", "may mean"),
         ("csv:log.csv:ac", "no column 'ac'. Did you mean 'acc'?"),
-        ("output:lsos: (.+)", "matches. Did you mean 'loss'\\? It ends in"),
+        ("output:lsos: (.+)", r"matches. Did you mean 'output:loss: \(\[-\+\.\\de\]\+\)'\? It ends in"),
         ("output:accuracy: (.+)", r"nothing in .*log.txt, which is kept.*\. It ends in acc.* \| acc = 0.5 end$"),
     ],
 )

@@ -33,10 +33,12 @@ SENTENCE = re.compile(
     r"( Your loss.s best temperature has no neighbor on one side(, so it may gain as much by itself)?; "
     r"--budget \d+ trains one more\.)?"
     r"( Nothing was better at the end than at 1/4 of the length: is that length, or number, right\?)?"
-    r"( At 1/4 your loss was no better than 0\*infonce, .+ tells little; at the end, on fresh seeds: .+\.)?"
+    r"( At 1/4 your loss was no better than 0\*infonce, which switches it off \(.+\)\.)?"
+    r"( Training is not shown to help: .+\.)?"
     r"( Of [a-z' ]+, only one( each)? was trained to the end; --budget \d+ trains one more\.)?"
     r"( .+: tried from your loss.s best temperature on, not the script.s own\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
+    r"( Keep your script as it is\.)?"
 )
 
 
