@@ -211,8 +211,7 @@ def leaves_of(x: Tensor, ends: Collection[Any] = ()) -> list[Tensor]:
         unseen = {following for following, _ in node.next_functions if following is not None} - seen
         seen |= unseen
         pending += unseen
-    variables = (getattr(node, "variable", None) for node in pending)
-    return [variable for variable in variables if variable is not None]
+    return [variable for variable in (getattr(node, "variable", None) for node in pending) if variable is not None]
 
 
 def exact(device: torch.device) -> AbstractContextManager[Any]:

@@ -138,8 +138,7 @@ class Treatment(Wrapper):
         if call == "forward":
             options = self._options(args, options.get("gather", False), options)
         elif call in ("from_scores", "from_logits"):
-            read = self._allowed if call == "from_scores" else self._masked
-            args, options, tally = read(*args, **options)
+            args, options, tally = (self._allowed if call == "from_scores" else self._masked)(*args, **options)
         found = self.objective.report(*args, call=call, **options)
         if tally is not None:
             anchors, excluded, empty = map(float, tally)

@@ -67,8 +67,7 @@ def merged(a: Tensor, b: Tensor) -> Tensor:
     while True:
         before = number
         for group in groups:
-            least = torch.full_like(number, len(a)).scatter_reduce(0, group, number, "amin")
-            number = least[group]
+            number = torch.full_like(number, len(a)).scatter_reduce(0, group, number, "amin")[group]
         if torch.equal(before, number):
             return number
 

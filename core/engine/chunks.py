@@ -26,8 +26,7 @@ HEIGHT, EDGE, NARROW = 1024, 256, 256
 
 
 def rows_of_chunk(device: str, anchors: int, keys: int, width: int) -> int:
-    pairs = max(CHUNK if device == "cpu" else LARGE_CHUNK, keys * width)
-    rows = min(anchors, max(1, pairs // keys))
+    rows = min(anchors, max(1, max(CHUNK if device == "cpu" else LARGE_CHUNK, keys * width) // keys))
     # whole tiles, so that the last chunk is not a small one
     return rows if rows == anchors else rows // HEIGHT * HEIGHT or rows
 

@@ -153,9 +153,7 @@ class Race(Comparison):
             said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both})."
         own = summary.columns[0].checks.get(UNTRAINED_ROW, {}).get(tuned.text)
         if own is None or not own.different or (own.difference > 0) == lower:
-            worth = (
-                f"on fresh seeds, {tuned.text} is {_interval(own)} from an untrained encoder" if own else "not known"
-            )
+            worth = f"on fresh seeds {tuned.text} is {_interval(own)} from an untrained encoder" if own else "unknown"
             said += f" Training is not shown to help: {worth}."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)

@@ -174,8 +174,7 @@ def _ridge(x: Tensor, y: Tensor, x_new: Tensor) -> Tensor:
     """Predictions ``(penalties, n, quantities)``."""
     mean, scale, middle = x.mean(0), x.std(0).clamp(min=1e-8), y.mean(0)
     u, s, vt = torch.linalg.svd((x - mean) / scale, full_matrices=False)
-    shrunk = s / (s**2 + PENALTIES.unsqueeze(1) * len(x))  # (penalties, components)
-    weights = shrunk.unsqueeze(2) * (u.T @ (y - middle))
+    weights = (s / (s**2 + PENALTIES.unsqueeze(1) * len(x))).unsqueeze(2) * (u.T @ (y - middle))  # one per penalty
     return ((x_new - mean) / scale) @ vt.T @ weights + middle  # type: ignore[no-any-return]
 
 

@@ -377,8 +377,9 @@ def _majority(members: Sequence[Run], metric: str, rows: dict[str, dict[int, flo
 def _notes(runs: Sequence[Run], guessed: Sequence[Run], done: Sequence[Run]) -> Iterator[str]:
     if tuned := sum(run.tuning for run in runs):
         yield f"{tuned} of {len(runs)} runs are of tune or race, {TUNED}."
-        data = {run.arguments["dataset"] for run in runs if run.tuning}
-        if any(run.arguments["objective"] == HOST and run.arguments["dataset"] in data for run in guessed):
+        data = {(run.arguments["dataset"], run.arguments.get("code")) for run in runs if run.tuning}  # as it was then
+        own = (run.arguments for run in guessed if run.arguments["objective"] == HOST)
+        if any((given["dataset"], given.get("code")) in data for given in own):
             yield f"{HOST} is your loss as it is, the other rows were chosen: --baseline names your tuned loss."
     if states := Counter(run.record["status"] for run in runs if not run.done and not run.tuning):
         counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

@@ -24,8 +24,9 @@ LEGEND = (
     "Differences are over paired seeds; intervals and verdicts are from paired t-tests (3 seeds or more), corrected "
     "for a table's rows after Holm: the interval of higher and lower excludes 0, that of equivalent lies within the "
     "margin. In brackets: the smallest difference that these seeds find with 80% power. Rows that train nothing are "
-    "compared with all others. {} marks a row that is different from every other trained one."
+    "compared with all others."
 )
+BEST = " {} marks the best row, which is different from every other trained one."
 DIFFERENCE = ["minus baseline [95%, corrected]", "verdict (detectable)", "p, corrected"]
 
 
@@ -137,7 +138,8 @@ def together(report: Report) -> list[str]:
 
 def legend(report: Report, mark: str) -> str:
     """Return how the tables were computed; empty without a table, and where nothing is tested."""
-    return LEGEND.format(mark) if any(column.tested for column in report.columns) else ""
+    starred = any(cell.best for column in report.columns for cell in column.cells.values())
+    return (LEGEND + BEST.format(mark) * starred) * any(column.tested for column in report.columns)
 
 
 def terminal(report: Report) -> str:

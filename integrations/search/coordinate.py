@@ -55,8 +55,7 @@ def search(start: str, grids: Grids, budget: int, measure: Callable[[list[str]],
             share = min(budget - len(scores), max(1, round((budget - len(scores)) * len(values) / left)))
             if new := list(dict.fromkeys(spec for spec in near if spec not in scores))[:share]:
                 scores |= measure(new)
-            spare = 2 * (len(grids) - 1) * (budget > 8)  # for the others
-            while name == "temperature" and len(scores) < budget - spare:
+            while name == "temperature" and len(scores) + 2 * (len(grids) - 1) * (budget > 8) < budget:  # spares some
                 at, tried = value_of(best_of(scores), name), [value_of(spec, name) for spec in scores]
                 below = max((value for value in values if value < at == min(tried)), default=None)
                 if (

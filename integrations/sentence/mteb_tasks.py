@@ -67,8 +67,7 @@ def evaluate(
         except (ConnectionError, OSError) as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]
             raise OSError(f"{about.name}: its data cannot be had ({reason}); {done} tasks are done.") from error
-        score = round(100 * float(result.get_score()), 4)  # as mteb keeps them
-        scores[about.name] = Score(score, about.main_score, about.type)
+        scores[about.name] = Score(round(100 * float(result.get_score()), 4), about.main_score, about.type)  # as mteb
     mean = math.fsum(one.score for one in scores.values()) / len(scores) if len(scores) > 1 else None
     return Report(scores, mean)
 

@@ -219,13 +219,11 @@ def _loss_words(loss: Finding) -> list[str]:
         rows.append(("beside", "another term takes the same products of embeddings, a margin perhaps: it would stay"))
     if loss["processes"] > 1:
         rows.append(("processes", f"{loss['processes']}, logits of one process {shape}"))
-    compared = [
-        f"{k.partition('_')[0]} {loss[k]:.1g}" for k in ("value_difference", "gradient_difference") if k in loss
-    ]
-    if compared and (loss["ours"] or str(loss["form"]).startswith("infonce")):
+    apart = [f"{k.partition('_')[0]} {loss[k]:.1g}" for k in ("value_difference", "gradient_difference") if k in loss]
+    if apart and (loss["ours"] or str(loss["form"]).startswith("infonce")):
         verdict = "equals" if loss["ours"] else "is not"
         spec = spec_of(str(loss["form"]), loss)
-        rows.append(("compared", f"{spec} {verdict} it, relative differences: {', '.join(compared)}"))
+        rows.append(("compared", f"{spec} {verdict} it, relative differences: {', '.join(apart)}"))
     rows += [("doubt", doubt) for doubt in loss["doubts"]]
     if loss["ours"] and not loss.get("command"):
         rows.append(("by hand", _by_hand(loss)))

@@ -536,10 +536,10 @@ def test_the_sentence_says_if_one_treatment_alone_was_trained_to_the_end(tmp_pat
     ("untrained", "growth", "told"),
     [
         (lambda one: -1.0, 0, ""),
-        (lambda one: 20.0, 0, "on fresh seeds, infonce:t=0.003125 is -1.9 ["),
+        (lambda one: 20.0, 0, "on fresh seeds infonce:t=0.003125 is -1.9 ["),
         (lambda one: 20.0, 40, ""),
-        (lambda one: 18.0 + one["seed"] % 3 / 3, 0, "on fresh seeds, infonce:t=0.003125 is "),
-        (lambda one: 20.0 if one["seed"] >= 1000 else None, 0, "not known."),  # fails with fresh seeds
+        (lambda one: 18.0 + one["seed"] % 3 / 3, 0, "on fresh seeds infonce:t=0.003125 is "),
+        (lambda one: 20.0 if one["seed"] >= 1000 else None, 0, "unknown."),  # fails with fresh seeds
     ],
 )
 def test_what_training_is_worth_is_told_by_fresh_seeds(tmp_path, capsys, untrained, growth, told):
@@ -552,7 +552,7 @@ def test_what_training_is_worth_is_told_by_fresh_seeds(tmp_path, capsys, untrain
     assert (" Training is not shown to help: " in said) == bool(told)
     assert told in said.partition(" Training is not shown to help: ")[2]
     rows = [(one["seed"], one["length"]) for one in asked if one["objective"] == "0*infonce"][1:]
-    assert rows == [(0, 2.0), (1, 2.0), (2, 2.0)][: 2 if told == "not known." else 3]
+    assert rows == [(0, 2.0), (1, 2.0), (2, 2.0)][: 2 if told == "unknown." else 3]
 
 
 @pytest.mark.parametrize(("flag", "at"), [("--steps", [20, 40, 60]), ("", [1, 2, 3])])

@@ -69,6 +69,8 @@ def test_rows_are_said_to_be_chosen_where_they_were(tmp_path):
     for name, said in (("a.py", True), ("b.py", False)):
         notes = " ".join(report.summarise(untuned + tuning[name]).notes)
         assert ("host is your loss as it is, the other rows were chosen" in notes) is said
+        edited = make(tmp_path, {(name, BASE): noisy(70, 2)}, "compare", purpose=TUNING, code="another")
+        assert "the other rows were chosen" not in " ".join(report.summarise(untuned + edited).notes)
         searched = {run.folder.name: BASE for run in untuned}
         notes = " ".join(report.summarise(untuned + tuning[name], searched=searched).notes)
         assert "the other rows were chosen" not in notes  # but they are compared with one of these
