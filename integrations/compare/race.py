@@ -151,9 +151,9 @@ class Race(Comparison):
         if self.arms[0].short <= self.untrained:
             both = f"{self.sign * self.arms[0].short:.4g} against {self.sign * self.untrained:.4g}"
             said += f" At 1/{SHARE} your loss was no better than {UNTRAINED}, which switches it off ({both})."
-        own = summary.columns[0].checks.get(UNTRAINED_ROW, {}).get(tuned.text)
-        if own is None or not own.different or (own.difference > 0) == lower:
-            worth = f"on fresh seeds {tuned.text} is {_interval(own)} from an untrained encoder" if own else "unknown"
+        net = summary.columns[0].checks.get(UNTRAINED_ROW, {}).get(tuned.text)
+        if net is None or not net.different or (net.difference > 0) == lower:
+            worth = f"on fresh seeds {tuned.text} is {_interval(net)} from an untrained encoder" if net else "unknown"
             said += f" Training is not shown to help: {worth}."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
