@@ -54,6 +54,7 @@ UNTUNED = "compare tuned nothing: each row has the setting it was given; --tune 
 FEW = f"{FEWEST} seeds or fewer: one odd run can make or hide a verdict, most of all of skewed numbers; take 5 or more"
 DROPOUT = "; with dropout or augmentation, equal samples do not embed equally: name them, duplicates=PATH"
 EQUAL = 2  # seeds whose numbers are equal in every row, so that more are not trained
+OVERWRITTEN = "each run overwrites what the script writes here, such as checkpoints; --copy or {out} keep runs apart"
 PLACEBO = "placebo"  # the row of what is tuned and trained once more
 SHARED = ("temperature", "denominator")  # the host's, in rows that name none
 # what is tried of parameters without a grid of their own in every domain
@@ -81,6 +82,8 @@ class Comparison:
         host, self.told = arguments.host, list[str]()
         known = "infonce:t=host" if host == "function" else registry.load(host).spec
         self.own: str = next((word.removeprefix("--own=") for word in seam if word.startswith("--own=")), known)
+        if not self.settings.copy and "{out}" not in " ".join(script):
+            print_line(OVERWRITTEN)
         seed = [flag, "{seed}"] if (flag := self.settings.seed_flag) else []  # without which it may not start
         if host == "auto":
             host, seam, self.own, self.told = find_loss(arguments.out, code, [*script, *seed], seam, self.specs)
@@ -104,7 +107,7 @@ class Comparison:
 
     def run(self) -> int:
         """Run everything, print the report, and return the exit code."""
-        settings, given, script = self.settings, self.arguments, self.arguments.script
+        settings, given = self.settings, self.arguments
         seeds = range(given.seed, given.seed + given.seeds)
         if settings.tune:
             searches = 1 + sum(FIXED.match(spec) is None for spec in self.specs)  # the placebo's too
@@ -123,8 +126,6 @@ class Comparison:
         if not given.json:
             where = "/".join(Run(given.out, grid[0]).folder.name.split("/")[:2])
             where = f"what they print: {given.out}/{where}/ROW/seedN/{LOG}"
-            if not settings.copy and "{out}" not in " ".join(script):
-                where += "; what the script writes here is overwritten by each run (--copy runs it in copies)"
             print_line(f"{plural(len(rows), 'row')}, {plural(len(seeds), 'seed')}: {plural(len(grid), 'run')}; {where}")
             if before := sum(Run(given.out, cell).done for cell in grid if given.resume):
                 print_line(f"{before} of {len(grid)} runs are done already")

@@ -100,6 +100,9 @@ class Race(Comparison):
             if fmean(map(by, own)) >= fmean(map(by, runs)):  # tuning has not gained: the better one is harder to beat
                 tuned, beside = self.arms[0], tuned.text
             runs += own
+        cut = self._cut(self._steps(1 / SHARE)) if self.flag or self.confirmed_by is self.chosen_by else {}
+        untrained = [] if self._lost(runs) else self._confirm([UNTRAINED], seeds, 1 / SHARE, label=UNTRAINED_ROW, **cut)
+        runs += [run for run in untrained if not self._lost([run])]
         rival = tuned
         for arm in others if not self._lost(runs) else ():
             print_line(f"confirming {arm.text} against {tuned.text} on {len(seeds)} seeds that chose nothing")
@@ -108,9 +111,6 @@ class Race(Comparison):
                 rival, runs = arm, [*runs, *trained]
                 break
             print_line(f"{arm.text} has failed at the whole length")
-        cut = self._cut(self._steps(1 / SHARE)) if self.flag or self.confirmed_by is self.chosen_by else {}
-        untrained = [] if self._lost(runs) else self._confirm([UNTRAINED], seeds, 1 / SHARE, label=UNTRAINED_ROW, **cut)
-        runs += [run for run in untrained if not self._lost([run])]
         label = f"{tuned.text}, {LONGER:g} x steps"
         lower = self.settings.lower
         compare = partial(report.summarise, baseline=tuned.text, lower=lower, margin=self.settings.margin)
@@ -177,14 +177,15 @@ class Race(Comparison):
         script = [word.replace("{out}", "out").replace("{seed}", "0") for word in one["script"]]
         train = ["counterpoint", "inject", one["host"], "--objective", winner.text, *one["seam"], "--", *script]
         doubtful = winner.text == HOST or (better and tuned.edge)  # there, tuning may gain as much
-        print_line(f"page: {page}", *[f"to train with {winner.text}: {shlex.join(train)}"] * (not doubtful))
         if self.arguments.json:
             arms = [{name: value for name, value in vars(arm).items() if name != "curve"} for arm in self.arms]
             found: dict[str, Any] = {"sentence": said, "winner": winner.text, "other": rival.text, "tuned": tuned.text}
             found |= {"command": train, "arms": arms, "cost": cost}
             print(json.dumps(finite(found)))
         else:
-            print(report.RENDER["terminal"](summary), visible(said), sep="\n")
+            print(report.RENDER["terminal"](summary), visible(said), sep="\n", flush=True)
+        by_hand = " (or with that temperature in the script itself)" * winner.own
+        print_line(*[f"to train with {winner.text}{by_hand}: {shlex.join(train)}"] * (not doubtful), f"page: {page}")
         return 0
 
     def _confirm(self, rows: Sequence[str], seeds: Sequence[int], share: float = 1, **more: Any) -> list[Run]:
@@ -299,10 +300,8 @@ class Race(Comparison):
             print_line(f"{small}; {self.enough} suffices")
             self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
-            later = f", later at most {room - len(new)} more" * (room > len(new))
-            later += " of your loss" * bool(later and new[0].own)
-            count = plural(len(new), "setting")
-            print_line(f"1/{SHARE} of the length, {count}{later}: {', '.join(arm.text for arm in new)}")
+            later = f"; later at most {room - len(new)} more{' of your loss' * new[0].own}" * (room > len(new))
+            print_line(f"1/{SHARE} of the length: {', '.join(arm.text for arm in new)}{later}")
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
         part: dict[str, Any] = {"share": 1 / SHARE, "total": len(new)}
@@ -399,7 +398,7 @@ class Race(Comparison):
     def _dropped(self) -> Iterator[str]:
         for arm in sorted(self.arms, key=lambda arm: -math.inf if math.isnan(arm.full) else arm.full, reverse=True):
             short, full = (f"{self.sign * x:.4g}" if math.isfinite(x) else "no number" for x in (arm.short, arm.full))
-            other = " for your loss at another temperature, but compared on fresh seeds" * (arm.text == HOST)
+            other = ", but compared on fresh seeds, as it is your loss" * (arm.text == HOST)
             end = f"dropped by this one seed{other}" if arm.dropped else f"{full} at the end, mean of {self.tune_seeds}"
             told = f"{self.chosen_by.name} {short} at a quarter, {end}".replace(f"{self.chosen_by.name} no", "no")
             yield f"{arm.text}: {f'dropped, since {arm.inert}' if arm.inert else told}"

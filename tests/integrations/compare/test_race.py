@@ -460,7 +460,7 @@ def test_ones_own_loss_is_in_the_last_comparison_though_the_search_drops_it(tmp_
     raced = stand_in(tmp_path, score, asked, most=5)
     raced.arguments.json = False
     assert raced.run() == 0
-    note = r"host: acc [\d.]+ at a quarter, dropped by this one seed for your loss at another temperature, but compared"
+    note = r"host: acc [\d.]+ at a quarter, dropped by this one seed, but compared"
     assert re.search(note, re.sub(r"\s+", " ", capsys.readouterr().out))
     assert [one["seed"] for one in asked if one["objective"] == "host" and not one.get("purpose")] == [0, 1, 2]
 
