@@ -24,7 +24,7 @@ from counterpoint.plugins.printing import visible
 
 from .. import flags, report, store
 from ..report.statistics import Verdict
-from ..report.summary import plural
+from ..report.summary import listed, plural
 from ..search.commands import FIRST_SEED
 from ..search.coordinate import FACTORS, FOLLOWS, at_temperature
 from ..store.files import finite
@@ -157,15 +157,15 @@ class Race(Comparison):
             said += f" Training is not shown to help: {worth}."
         alone = f"only one{' each' * (len(few) > 1)} was trained to the end; {enough}"
         said += f" Of {' and of '.join(few)}, {alone}." * bool(few)
-        first = {arm.family: at_temperature(arm.family, self.own) for arm in others}
-        if first and not {None, *(arm.text for arm in self.arms)}.intersection(first.values()):
-            said += f" {', '.join([*first][:3])}: tried from your loss's best temperature on, not the script's own."
+        first = dict.fromkeys(at_temperature(arm.family, self.own) for arm in others)  # as the script's own is
+        untried = [text for text in first if text and text not in {arm.text for arm in self.arms}]
+        start = " Not tried, as treatments start at your loss's best temperature: "
+        said += f"{start}{listed(untried)}." * bool(untried)
         small = f"since --budget {self.arguments.settings.budget} is too small and {self.enough} suffices"
         for where in ("", " at another temperature"):
             names = [family for family in self.skipped if any(arm.family == family for arm in self.arms) == bool(where)]
-            others_too = f" and {len(names) - 3} more" * (len(names) > 3)
-            said += f" Not tried{where}, {small}: {', '.join(names[:3])}{others_too}." * bool(names)
-        said += " Keep your script as it is." * (winner.text == HOST)
+            said += f" Not tried{where}, {small}: {listed(names)}." * bool(names)
+        said += f" Keep your script as it is ({self.own})." * (winner.text == HOST)
         summary.notes[:0] = notes = [*from_seam(even), *self._dropped()]
         follow = [arm for arm in self.arms if not arm.own and at_temperature(arm.family, self.own, 2) is None]
         summary.remarks.update({arm.text: FOLLOWS for arm in follow})

@@ -389,7 +389,7 @@ def test_a_treatment_that_excludes_nothing_is_dropped_and_said(tmp_path, capsys)
     raced = stand_in(tmp_path / "alone", score, asked)
     raced.families = ["host; duplicates"]
     assert raced.run() == 0
-    assert "script's own temperature" not in json.loads(capsys.readouterr().out)["sentence"]  # no other was tried
+    assert "Not tried, as" not in json.loads(capsys.readouterr().out)["sentence"]
 
 
 def test_of_two_treatments_with_equal_numbers_the_second_is_dropped(tmp_path, capsys):
@@ -617,7 +617,7 @@ def test_a_temperature_at_the_edge_is_marked_in_the_row(tmp_path, capsys):
     assert "infonce:t=0.00625 (baseline) (at the edge of the temperatures trained to the end)" in (
         said := " ".join(capsys.readouterr().out.split())
     )
-    assert "hcl:beta=1: tried from your loss's best temperature on, not the script's own." in said
+    assert "Not tried, as treatments start at your loss's best temperature: hcl:t=0.1." in said
     (page,) = tmp_path.rglob("report.html")
     assert "at the edge of the temperatures trained to the end)" in page.read_text(encoding="utf-8")
 

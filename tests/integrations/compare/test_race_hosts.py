@@ -36,9 +36,9 @@ SENTENCE = re.compile(
     r"( At 1/4 your loss was no better than 0\*infonce, which switches it off \(.+\)\.)?"
     r"( Training is not shown to help: .+\.)?"
     r"( Of [a-z' ]+, only one( each)? was trained to the end; --budget \d+ trains one more\.)?"
-    r"( .+: tried from your loss.s best temperature on, not the script.s own\.)?"
+    r"( Not tried, as treatments start at your loss's best temperature: .+\.)?"
     r"( Not tried( at another temperature)?, since --budget \d+ is too small and \d+ suffices: .+\.){0,2}"
-    r"( Keep your script as it is\.)?"
+    r"( Keep your script as it is \(.+\)\.)?"
 )
 
 
