@@ -282,7 +282,7 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
     if seam.proofs:
         some = "all {} calls that were checked" if seam.proofs < seam.calls - failed else "{} of them"
         some += ", those of --verify among these" * bool(replaced and seam.verify)
-        where = f"  checked: as it arrived, the gradient at the {seam.proved_at} was that of the host's own loss in "
+        where = f"  checked: before replacing, the gradient at the {seam.proved_at} was that of the host's own loss in "
         checked = [f"{where}{some.format(seam.proofs)}, within {seam.worst:.2g}, relative"]
     seen = [] if seam.calls else [(place, *each) for place, calls in seam.seen.items() for each in calls.items()]
     text += "; seen instead:" * bool(seen)

@@ -96,7 +96,7 @@ def _duplicates(measured: dict[str, Any]) -> Said:
 def _unknown(measured: dict[str, Any]) -> Said:
     if "false_negatives" not in measured:
         text = "Cannot be known from embeddings alone: how many negatives are false. "
-        yield text + "Pass --ids: about 100 labels give the rate; without it, a prior below is a guess.", []
+        yield text + "Pass --ids, as of each pair's query, or about 100 labels: else a prior below is a default.", []
     text = "Measured on fixed features: an encoder that trains on raw data can behave differently."
     text += " Positives that are wrong but look right to the features cannot be seen."
     yield text + " Whether something helps, your own script tells: counterpoint race.", []
@@ -109,12 +109,13 @@ def treatments(measured: dict[str, Any]) -> list[str]:
     ids = "labels" if text else 'batch["id"]'
     found = [f"host; ids={ids}"] if false and false["high"] >= SMALL else []
     columns = [(measured["duplicates"][name], i) for i, name in enumerate(("anchors", "positives"))]
-    rules = [f"duplicates=sentence_features[{i}]['input_ids']" for rate, i in sorted(columns, reverse=True) if rate]
-    rules = rules if text and not measured.get("flat") else ["duplicates"] * bool(rules)  # dropout changes embeddings
-    found += [f"host; {rule}" for rule in rules]
+    both = zip(("duplicates", "ids"), sorted(columns, reverse=True), strict=True)
+    rule = "; ".join(f"{rule}=sentence_features[{i}]['input_ids']" for rule, (rate, i) in both if rate)
+    rule = rule if text and not measured.get("flat") else "duplicates" * bool(rule)  # dropout changes embeddings
+    found += [f"host; {rule}"] * bool(rule)
     graphs = measured.get("modality") == "graphs"
     alone = graphs or measured.get("modality") == "images"  # on which neither these nor HCL gained
-    copies = "".join(f"{rule}; " for rule in rules[:1])  # which a margin alone would leave
+    copies = f"{rule}; " * bool(rule)  # which a margin alone would leave
     found += [] if alone else ["host; guide=guide; margin=-0.05", f"host; {copies}margin=-0.05"]
     prior = min(max(false["share"], SMALL), 0.2) if false else 0.01
     wrong = measured["wrong_positives"]

@@ -104,7 +104,7 @@ def test_the_objective_takes_the_place_of_the_call(launch, order):
     assert printed(found.out) == pytest.approx([gradient("hcl:t=0.5")] * 3, rel=1e-5)
     assert "counterpoint: replacing the gradient at toy.py:12" in found.err
     assert "the loss was reached 3 times; 'hcl:t=0.5' trained in 3 of them; the loss that the script" in found.err
-    assert "prints is still its own\n  checked: as it arrived, the gradient" in found.err
+    assert "prints is still its own\n  checked: before replacing, the gradient" in found.err
     said = launch("logits", "--objective", "hcl", *ARGUMENTS, *site(TOY)).err
     assert "'hcl' (hcl:t=host,denominator=with_positive) trained in 3 of" in said
 
