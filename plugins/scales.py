@@ -161,9 +161,7 @@ class Scales:
             )
         kinds = [bool(each["uneven"] or each["scores"]) for each in (findings[0], finding) if each]
         if cosines and kinds == [False, True]:
-            raise SeamError(
-                f"logits at {where} were similarities times one number, and now are not: is there a margin?"
-            )
+            raise SeamError(f"logits at {where} were similarities times one number, and now are not: a margin?")
         measured = value if finding is None else float(finding["scale"])
         if finding is None or finding["doubts"] or not finding["normalized"]:
             largest = float(logits.detach().max())
