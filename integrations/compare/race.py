@@ -300,7 +300,7 @@ class Race(Comparison):
             print_line(f"{small}; {self.enough} suffices")
             self.skipped = [*dict.fromkeys((*self.skipped, *skipped))]
         if new := new[:room]:
-            later = f"; later at most {room - len(new)} more{' of your loss' * new[0].own}" * (room > len(new))
+            later = f"; later {room - len(new)} more settings{' of your loss' * new[0].own} at most" * (room > len(new))
             print_line(f"1/{SHARE} of the length: {', '.join(arm.text for arm in new)}{later}")
         short = self._cut(quarter := self._steps(1 / SHARE))
         texts = [arm.text for arm in new]
