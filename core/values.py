@@ -143,8 +143,7 @@ class _Clip(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (x,) = ctx.saved_tensors
-        outward = ((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0))
-        return grad.masked_fill(outward, 0.0), None, None
+        return grad.masked_fill(((x <= ctx.low) & (grad > 0)) | ((x >= ctx.high) & (grad < 0)), 0.0), None, None
 
 
 class Learned(nn.Module):

@@ -339,7 +339,8 @@ def _unlabeled(
             return original(input, *args, **kwargs)
         learns = calls.seam.spec != OWN_LOSS and any(each.requires_grad for each in logits.learned)
         if known or (name != "logsumexp" and not (name == "exp" and learns)):
-            return original(logits(input), *args, **kwargs)
+            out = original(logits(input), *args, **kwargs)
+            return logits.returned(out) if logits.apart else out
         given = input
         # the positives are taken from the same logits, beside the sum, perhaps before these were transposed
         if (base := input._base) is not None and base.dim() > 1 and base.data_ptr() == input.data_ptr():

@@ -184,6 +184,7 @@ class Logits(Replaced):
     def __post_init__(self) -> None:
         self.told = {{"labels": "classes"}.get(k, k): v for k, v in self.told.items()}
         self.targets = None if self.targets is None else widen(self.targets.detach())
+        self.arrived_at_sums: Tensor | None = None
         self.arrived: Tensor | None = None  # at the losses of the anchors, if the host weights these by itself
 
     @property
@@ -198,7 +199,8 @@ class Logits(Replaced):
     def returned(self, loss: Tensor) -> Tensor:
         """Return the result of the host's call; if that is a loss per anchor, keep the gradient that arrives there."""
         if loss.dim() and loss.requires_grad:
-            loss.register_hook(lambda g: setattr(self, "arrived", widen(g.detach())))
+            name = "arrived_at_sums" if self.apart else "arrived"
+            loss.register_hook(lambda g: setattr(self, name, widen(g.detach())))
         return loss
 
     def hook(self, logits: Tensor) -> None:
@@ -228,6 +230,9 @@ class Logits(Replaced):
             none = ~self.positives.any(-1, keepdim=True)
             self.positives |= torch.zeros_like(self.positives).scatter(-1, x.argmax(-1, keepdim=True), none)
         weights, x = self._fit(gradient, x, dtype)
+        sums = weights if self.arrived_at_sums is None else self.arrived_at_sums
+        if sums.shape == weights.shape and torch.allclose(weights, sums, LOGITS[dtype], 0.0):
+            weights = sums  # to the last digit, so that what the host adds elsewhere may cancel it
         counted, positives = weights != 0, self.positives
         assert positives is not None
 

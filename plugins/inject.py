@@ -302,13 +302,12 @@ def summary(host: Host, seam: Seam, failed: bool = False) -> list[str]:
 
 def explain(host: Host) -> str:
     """Describe a host: where its loss is, which tensors are there, and which packages it needs."""
-    views = {None: "", 1: "none: ", 2: "two: "}[host.max_views] + host.views
     lines = [
         f"{host.name}: {host.title}",
         f"  seam       {host.seam}",
         f"  tensors    {host.tensors}",
         f"  own loss   {host.spec}",
-        f"  views      {views}",
+        f"  views      { {None: '', 1: 'none: ', 2: 'two: '}[host.max_views] }{host.views}",
         *([f"  hint       {host.hint}"] if host.hint else []),
         f"  tested     {host.tested}",
         *(f"  shim       {shim.name}: {shim.why}" for shim in host.shims),

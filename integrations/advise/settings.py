@@ -13,6 +13,6 @@ class Settings:
     """How data is measured."""
 
     near: float = setting(0.95, "cosine from which on two samples count as near-duplicates", above=-1, below=1)
-    limit: int = setting(4000, "samples that are used at most, drawn at random", low=64)
+    limit: int = setting(4000, "samples that are measured at most, drawn at random; texts are all embedded", low=64)
     modality: str | None = setting(None, "data whose evidence is cited for arrays (all)", choices=MODALITIES)
     model: str | None = setting(None, "model for text pairs: the one that you start from, not a trained one", type=str)

@@ -163,8 +163,7 @@ def _aligned(models: Models) -> tuple[dict[str, dict[int, Floats]], Floats | Non
             if odd := sorted({*items.ids} ^ {*first.ids}):
                 sizes = f"{row} has {len(items.ids)} and {name} {len(first.ids)}"
                 raise ValueError(f"expected the same items of all models: {sizes}; not in both: {', '.join(odd[:3])}.")
-            place = {item: i for i, item in enumerate(items.ids)}
-            order = [place[item] for item in first.ids]
+            order = [*map({item: i for i, item in enumerate(items.ids)}.__getitem__, first.ids)]
             gold, other = (x if x is None else x[o] for x, o in ((items.gold, order), (first.gold, slice(None))))
             if not (gold is other if gold is None or other is None else np.allclose(gold, other)):
                 raise ValueError(f"{row} and {name} have other gold scores of the same items.")

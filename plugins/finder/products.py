@@ -220,5 +220,4 @@ def _tensordot(a: Tensor, b: Tensor, dims: Any = 2, **_: Any) -> Any:
     x, y = ascii_lowercase[: a.dim()], [*ascii_uppercase[: b.dim()]]
     for i, j in zip(*(at if hasattr(at, "__len__") else [at] for at in dims), strict=True):
         y[j] = x[i]
-    right = "".join(c for c in (*x, *y) if (c in x) != (c in y))
-    return _einsum(f"{x},{''.join(y)}->{right}", a, b)
+    return _einsum(f"{x},{''.join(y)}->{''.join(c for c in (*x, *y) if (c in x) != (c in y))}", a, b)

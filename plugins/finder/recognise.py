@@ -136,8 +136,7 @@ def positives_by_gradient(x: Tensor, gradient: Tensor, tolerance: float) -> Tens
     ratio = torch.where(used & (y > -UNDERFLOW), gradient / torch.exp(y), torch.nan)
     typical = torch.where(ratio > 0, ratio, torch.nan).nanmedian(-1, keepdim=True).values
     negatives = (ratio - typical).abs() <= min(30 * tolerance, 0.2) * typical.abs()
-    rounded = (gradient.abs() < TINY) | ((y <= -UNDERFLOW) & (gradient * typical >= 0))
-    return used & ~negatives & ~rounded
+    return used & ~negatives & ~((gradient.abs() < TINY) | ((y <= -UNDERFLOW) & (gradient * typical >= 0)))
 
 
 def of_scores(

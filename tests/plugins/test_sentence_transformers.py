@@ -639,6 +639,8 @@ def test_the_hosts_losses_in_an_unmodified_script(loss, bert, tmp_path, monkeypa
         torch.testing.assert_close(same[name], own[name], rtol=1e-8, atol=1e-10)
     assert f"cosines times {scale}, constant, measured in 3 calls" in same[2]
     assert max(differences(same[2])) < 1e-10
+    nothing = run("--objective", "0*infonce")
+    assert not any(gradient.any() for gradient in nothing[1][1:])  # which Adam would make steps of, however small
     other = run("--objective", "hcl:t=0.1")
     assert other[0][0] == own[0][0]  # the script logs its own loss
     assert not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(other[1], own[1], strict=True))
