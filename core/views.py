@@ -89,8 +89,7 @@ def mix(x: Tensor, lam: float, count: int = 1, generator: torch.Generator | None
     if not 0 <= lam <= 1:
         raise ValueError(f"mix: lam must be in [0, 1], got {lam!r}.")
     shifts = torch.randperm(size - 1, generator=generator, device=x.device)[:count] + 1
-    partner = (torch.arange(size, device=x.device).unsqueeze(1) + shifts) % size
-    return lam * x.unsqueeze(1) + (1 - lam) * x[partner]
+    return lam * x.unsqueeze(1) + (1 - lam) * x[(torch.arange(size, device=x.device).unsqueeze(1) + shifts) % size]
 
 
 def share(objective: Objective) -> float:

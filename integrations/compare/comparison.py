@@ -183,7 +183,7 @@ class Comparison:
         write_notes(self.command, done, notes, summary.remarks, searched, getattr(settings.items, "text", ""))
         summary.notes[:0] = notes
         print(report.RENDER["json" if given.json else "terminal"](summary))
-        print_line(*to_settle(summary.columns, given.seed), f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
+        print_line(*to_settle(summary.columns, given), f"runs and logs: {done[0].address.rsplit('/', 2)[0]}")
         return 1 if failed or errors or not summary.columns else 0
 
     def _tune(self) -> None:

@@ -76,10 +76,11 @@ def looks(runs: Sequence[Run]) -> Iterator[str]:
         yield f"{looked}, which no interval knows; to confirm a find, take fresh seeds alone (--seed 100)"
 
 
-def to_settle(columns: Iterable[Column], seed: int) -> Iterator[str]:
+def to_settle(columns: Iterable[Column], given: Any) -> Iterator[str]:
     """Yield how to ask once more about the row that needs the fewest fresh seeds, if any cannot be told."""
     rows = (item for column in columns for item in column.compared.items())
     seeds = [(v.missing + v.pairs, row) for row, v in rows if v.tested and v.kind == "cannot tell"]
+    tuned = ", with the tuned rows as --objective and without --tune" * bool(given.settings.tune)
     if seeds and (fewest := min(seeds))[0] < MANY:
-        again = f"the same command with --seed {seed + 100} --seeds {fewest[0]} --out confirm"
+        again = f"the same command{tuned}, with --seed {given.seed + 100} --seeds {fewest[0]} --out confirm"
         yield f"to settle {quoted(fewest[1])} with fresh seeds: {again}"

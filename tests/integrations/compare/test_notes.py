@@ -1,5 +1,7 @@
 """The notes of a comparison; that they are in every format of a report is tested there."""
 
+from argparse import Namespace
+
 from reports import make, noisy
 
 from counterpoint.integrations import report
@@ -40,12 +42,16 @@ def test_the_command_that_would_tell_is_printed(tmp_path):
         runs = make(tmp_path / name, {("train.py", BASE): values, ("train.py", OTHER): other}, domain="compare")
         return report.summarise(runs, baseline=BASE, margin=0.5).columns
 
-    assert [*to_settle(columns("larger", larger), 0)] == []
+    given = Namespace(seed=100, settings=Namespace(tune=0))
+    assert [*to_settle(columns("larger", larger), given)] == []
     (column,) = found = columns("alike", alike)
     (verdict,) = column.compared.values()
     assert verdict.kind == "cannot tell"
     assert verdict.pairs == 6
-    (said,) = to_settle(found, 100)
+    (said,) = to_settle(found, given)
     seeds = 6 + verdict.missing
-    assert said.endswith(f": the same command with --seed 200 --seeds {seeds} --out confirm")
+    assert said.endswith(f": the same command, with --seed 200 --seeds {seeds} --out confirm")
     assert said.startswith("to settle hcl:t=0.2 ")
+    given.settings.tune = 3
+    (said,) = to_settle(found, given)
+    assert ": the same command, with the tuned rows as --objective and without --tune, with --seed 200 " in said
